@@ -1,0 +1,151 @@
+#include "check.h"
+
+#include <sstream>
+
+#include "scale_layout.h"
+
+namespace cudnn_grouped {
+
+void fail(std::string const& argument, std::string const& text) {
+  throw CheckFailure{{Error::Kind::value, argument, text}};
+}
+
+void fail(std::string const& argument, std::string const& expected, std::string const& got, std::string const& hint) {
+  fail(argument, "expected " + expected + ", got " + got + (hint.empty() ? "" : " (" + hint + ")"));
+}
+
+template <class T>
+static std::string joined(std::vector<T> const& values, char const* separator) {
+  std::ostringstream out;
+  for (size_t i = 0; i < values.size(); ++i) out << (i ? separator : "") << values[i];
+  return out.str();
+}
+
+std::string text_of(Shape const& values) {
+  return "(" + joined(values, ", ") + (values.size() == 1 ? ",)" : ")");
+}
+std::string text_of(DType dtype) { return name_of(dtype); }
+std::string text_of(std::vector<DType> const& dtypes) {
+  std::vector<std::string> names;
+  for (DType dtype : dtypes) names.push_back(name_of(dtype));
+  return joined(names, " or ");
+}
+std::string text_of(std::vector<std::string> const& values) {
+  std::vector<std::string> quoted;
+  for (std::string const& value : values) quoted.push_back('"' + value + '"');
+  return joined(quoted, " or ");
+}
+std::string text_of(double value) {
+  std::ostringstream out;
+  out << value;
+  return out.str();
+}
+static Shape sizes_of(Tensor const& t) { return {t.size, t.size + std::min(t.rank, Tensor::kMaxRank)}; }
+static Shape strides_of(Tensor const& t) { return {t.stride, t.stride + std::min(t.rank, Tensor::kMaxRank)}; }
+std::string shape_text(Tensor const& tensor) {
+  if (tensor.rank > Tensor::kMaxRank) return "a tensor of rank " + std::to_string(tensor.rank);
+  return "shape " + text_of(sizes_of(tensor));
+}
+
+TensorCheck const& TensorCheck::required(std::string const& what) const {
+  if (!tensor_.present()) fail(name_, what, "None");
+  return *this;
+}
+
+TensorCheck const& TensorCheck::dtype(std::vector<DType> const& allowed, std::string const& hint) const {
+  for (DType dtype : allowed) {
+    if (tensor_.dtype == dtype) return *this;
+  }
+  fail(name_, "dtype " + text_of(allowed), tensor_.dtype_name.empty() ? text_of(tensor_.dtype) : tensor_.dtype_name,
+       hint);
+}
+
+bool TensorCheck::has_shape(Shape const& expected) const {
+  return tensor_.rank <= Tensor::kMaxRank && sizes_of(tensor_) == expected;
+}
+
+bool TensorCheck::has_strides(Shape const& expected) const {
+  if (tensor_.numel() == 0) return true;
+  for (int i = 0; i < tensor_.rank; ++i) {
+    if (tensor_.size[i] != 1 && tensor_.stride[i] != expected[i]) return false;
+  }
+  return true;
+}
+
+TensorCheck const& TensorCheck::shape(Shape const& expected, std::string const& symbols,
+                                      std::string const& hint) const {
+  if (!has_shape(expected)) fail(name_, "shape " + symbols + " = " + text_of(expected), shape_text(tensor_), hint);
+  return *this;
+}
+
+TensorCheck const& TensorCheck::strides(Shape const& expected, std::string const& meaning) const {
+  if (!has_strides(expected)) {
+    fail(name_, "strides " + text_of(expected) + " (" + meaning + ")", text_of(strides_of(tensor_)));
+  }
+  return *this;
+}
+
+TensorCheck const& TensorCheck::contiguous() const {
+  Shape expected(tensor_.rank, 1);
+  for (int i = tensor_.rank - 2; i >= 0; --i) expected[i] = expected[i + 1] * tensor_.size[i + 1];
+  return strides(expected, "contiguous");
+}
+
+TensorCheck const& TensorCheck::aligned(int64_t bytes) const {
+  int64_t const past = int64_t(reinterpret_cast<uintptr_t>(tensor_.data) % uintptr_t(bytes));
+  if (past) {
+    fail(name_, "an address that is a multiple of " + std::to_string(bytes) + " bytes",
+         "one that is " + std::to_string(past) + " bytes past a multiple",
+         "a slice of a larger buffer may start at an odd place");
+  }
+  return *this;
+}
+
+TensorCheck const& TensorCheck::matrix(int64_t rows, int64_t columns, std::string const& symbols) const {
+  if (!has_shape({rows, columns})) shape({rows, columns, 1}, "(" + symbols + ", 1)");
+  return strides({columns, 1, rows * columns}, "the second dimension contiguous").aligned(16);
+}
+
+TensorCheck const& TensorCheck::column(int64_t rows, std::string const& symbols) const {
+  if (!has_shape({rows})) shape({rows, 1, 1}, "(" + symbols + ", 1, 1)");
+  return strides({1, 1, 1}, "contiguous").aligned(bytes_of(tensor_.dtype));
+}
+
+void check_scales(TensorCheck const& check, std::string const& name, Tensor const& tensor, int64_t rows, int64_t blocks,
+                  int64_t batch) {
+  ScaleLayout const layout = ScaleLayout::of(rows, blocks);
+  int64_t const r = layout.row_atoms, b = layout.block_atoms;
+  Shape const view = {32, 4, r, 4, b, batch}, physical = {batch, r, b, 32, 4, 4};
+  Shape const view_strides = {16, 4, b * 512, 1, 512, layout.bytes()};
+  if (check.has_shape({batch * layout.bytes()}) || check.has_shape(physical)) {
+    check.contiguous();
+  } else if (check.has_shape(view)) {
+    check.strides(view_strides, "the permuted view of a contiguous " + text_of(physical) + " buffer");
+  } else {
+    fail(name,
+         "scale factors of shape " + text_of(view) + " with strides " + text_of(view_strides) +
+             ", or contiguous of shape " + text_of(physical) + " or " + text_of(Shape{batch * layout.bytes()}),
+         shape_text(tensor), "pack_scales makes this layout from a plain (rows, blocks) tensor");
+  }
+  check.aligned(16);
+}
+
+void check_offset_values(Tensor const& offsets, int64_t m) {
+  int64_t previous = 0;
+  for (int64_t g = 0; g < offsets.size[0]; ++g) {
+    int64_t const end = offsets.as<int32_t>()[g];
+    std::string const name = "padded_offsets[" + std::to_string(g) + "]";
+    if (end % kRowAlignment) {
+      fail(name, "a multiple of " + std::to_string(kRowAlignment), std::to_string(end),
+           "each expert's rows are padded to a multiple of 256: see padded_offsets_from_counts");
+    }
+    if (end < previous) {
+      fail(name, "at least the end of the expert before, " + std::to_string(previous), std::to_string(end),
+           "padded_offsets are cumulative ends, not counts");
+    }
+    if (end > m) fail(name, "at most M = " + std::to_string(m), std::to_string(end));
+    previous = end;
+  }
+}
+
+}  // namespace cudnn_grouped

@@ -1,0 +1,62 @@
+// The vocabulary of argument checks. Each names the argument, what was expected and what came.
+#pragma once
+
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "problem.h"
+
+namespace cudnn_grouped {
+
+// A failed check leaves the validator through this; validate() returns the Error in it.
+struct CheckFailure {
+  Error error;
+};
+
+[[noreturn]] void fail(std::string const& argument, std::string const& text);
+[[noreturn]] void fail(std::string const& argument, std::string const& expected, std::string const& got,
+                       std::string const& hint = "");
+
+using Shape = std::vector<int64_t>;
+std::string text_of(Shape const& values);
+std::string text_of(DType dtype);
+std::string text_of(std::vector<DType> const& dtypes);
+std::string text_of(std::vector<std::string> const& values);
+std::string text_of(double value);
+std::string shape_text(Tensor const& tensor);
+
+// One tensor under check: its name, and the device that all tensors share.
+class TensorCheck {
+ public:
+  TensorCheck(std::string name, Tensor const& tensor, Device device) : name_(std::move(name)), tensor_(tensor) {
+    if (tensor.present() && !(tensor.device == device)) {
+      fail(name_, "a tensor on " + device.text(), tensor.device.text());
+    }
+  }
+  TensorCheck const& required(std::string const& what) const;
+  TensorCheck const& dtype(std::vector<DType> const& allowed, std::string const& hint = "") const;
+  // Strides of dimensions of size one are not looked at.
+  TensorCheck const& shape(Shape const& expected, std::string const& symbols, std::string const& hint = "") const;
+  TensorCheck const& strides(Shape const& expected, std::string const& meaning) const;
+  TensorCheck const& contiguous() const;
+  TensorCheck const& aligned(int64_t bytes) const;
+  // (rows, columns, 1) or (rows, columns), columns contiguous.
+  TensorCheck const& matrix(int64_t rows, int64_t columns, std::string const& symbols) const;
+  // (rows, 1, 1) or (rows,), contiguous.
+  TensorCheck const& column(int64_t rows, std::string const& symbols) const;
+  bool has_strides(Shape const& expected) const;
+  bool has_shape(Shape const& expected) const;
+
+ private:
+  std::string const name_;
+  Tensor const& tensor_;
+};
+
+// Scale factors of (rows, blocks) x batch: the documented 6-D view, its contiguous physical form, or a flat buffer.
+void check_scales(TensorCheck const& check, std::string const& name, Tensor const& tensor, int64_t rows, int64_t blocks,
+                  int64_t batch);
+// Offsets as values: multiples of kRowAlignment, non-decreasing, at most m. Host memory.
+void check_offset_values(Tensor const& offsets, int64_t m);
+
+}  // namespace cudnn_grouped

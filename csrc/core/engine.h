@@ -1,0 +1,42 @@
+// What an engine is, and which engine serves a device.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "problem.h"
+#include "quantize_problem.h"
+
+namespace cudnn_grouped {
+
+// How an engine meets the caller's runtime: memory, stream, threads.
+struct Launch {
+  void* workspace = nullptr;  // workspace_bytes() of the engine, 256-byte aligned
+  void* stream = nullptr;     // CUDA engines
+  int workers = 1;            // CPU engine: threads it may use
+  std::function<void(int64_t count, std::function<void(int64_t)> const& body)> parallel_for;
+};
+
+struct Engine {
+  char const* name;  // "cpu", "sm90", "sm100"
+  Device::Type device;
+  // CUDA compute capabilities served, as major * 10 + minor; empty for the CPU.
+  std::vector<int> capabilities;
+  int64_t (*workspace_bytes)(GroupedGemm const&, int workers);
+  void (*run)(GroupedGemm const&, Launch const&);
+  void (*quantize)(QuantizeProblem const&, Launch const&);
+  void (*dequantize)(QuantizeProblem const&, Launch const&);
+  void (*reduce_dbias)(DbiasReduction const&, Launch const&);
+};
+
+// A CUDA library adds its engines when it is loaded, with a function that reads a device's capability.
+CG_API void register_engine(Engine const& engine);
+CG_API void register_capability_query(int (*capability)(int device_index));
+CG_API std::vector<Engine> const& engines();
+
+// The engine that serves a device, or null and the reason.
+CG_API Engine const* engine_for(Device device, std::string& why);
+CG_API Engine const* engine_for_capability(int capability);
+
+}  // namespace cudnn_grouped

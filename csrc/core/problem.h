@@ -1,0 +1,129 @@
+// The one problem description. Arguments is what a caller gave; validate() turns it into a GroupedGemm, which is what
+// every engine receives: sizes, dtypes, pointers, options. Plain data.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "activation.h"
+#include "tensor.h"
+
+namespace cudnn_grouped {
+
+enum class Operation : uint8_t { dsrelu, dglu };
+enum class OperandFormat : uint8_t { bf16, e4m3, e5m2, e2m1 };
+enum class Activation : uint8_t { srelu, clamped_srelu, swiglu, geglu, situglu };
+
+// Offsets are multiples of this (m_aligned), so no M tile of any engine straddles two experts.
+inline constexpr int64_t kRowAlignment = 256;
+inline constexpr int64_t kMaxExperts = 1024;
+inline constexpr int64_t kQuantBlock = 32;       // block length of the quantised outputs
+inline constexpr int64_t kInterleave = 32;       // gate and up alternate in blocks of this many columns
+inline constexpr int64_t kDbiasSlotRows = 128;   // rows behind one slot of the documented dbias workspace
+
+struct Arguments {
+  Operation operation = Operation::dsrelu;
+  bool has_outputs = false;     // destination-passing form
+  bool values_readable = true;  // false: metadata alone (check_support)
+
+  Tensor a, c, padded_offsets, alpha, beta, prob, sfa, norm_const, b_ptrs, sfb_ptrs;
+  std::vector<Tensor> b, sfb;  // one dense tensor, or one per expert
+  std::optional<int64_t> n;
+  DType b_dtype = DType::none, d_dtype = DType::none;
+  std::string b_major = "k";
+  bool generate_dbias = false;
+
+  int64_t sf_vec_size = 16;
+  bool discrete_col_sfd = false;
+  std::optional<bool> deterministic;
+  std::vector<int64_t> mma_tiler_mn = {256, 256};
+  std::optional<std::vector<int64_t>> cluster_shape_mn;
+  bool vector_f32 = false, use_dynamic_sched = false;
+
+  std::string c_role = "grad_output";  // dsrelu
+  std::optional<double> tanh_clamp_scale;
+
+  std::string act_func = "dswiglu";  // dglu
+  std::optional<double> linear_offset;
+  double geglu_alpha = 1.702, glu_clamp_max = 7.0, glu_clamp_min = -7.0;
+  std::string clamp_grad = "mask";
+  double situ_beta1 = 4.0, situ_beta2 = 25.0;
+  std::optional<std::string> epilogue_op;
+  bool use_single_group_runtime_offsets = false;
+
+  Tensor d_row, d_col, dprob, dbias, amax, sfd_row, sfd_col, dprob_workspace, dbias_workspace;
+};
+
+struct GroupedGemm {
+  Operation operation;
+  int64_t m, n, k, experts;
+  int64_t width;  // columns of C and D per column of the GEMM: 1, or 2 for the gated activations
+  Device device;
+
+  OperandFormat operands;
+  DType scale_dtype;  // none for BF16 operands
+  int64_t sf_vec_size;
+  DType c_dtype, d_dtype;
+
+  void const* a;
+  uint8_t const* sfa;
+  // Weights: a dense tensor with a stride per expert (in bytes), or a table of addresses.
+  void const* b;
+  uint8_t const* sfb;
+  int64_t b_expert_bytes, sfb_expert_bytes;
+  int64_t const *b_pointers, *sfb_pointers;
+  std::vector<int64_t> b_list, sfb_list;  // addresses of a list of tensors, in host memory
+  bool b_is_n_major;
+
+  void const* c;
+  int32_t const* padded_offsets;
+  bool single_group;  // padded_offsets is not read: the one expert owns all m rows
+  float const *alpha, *beta, *prob, *norm_const;  // beta null: 1
+  bool alpha_squared;
+
+  Activation activation;
+  SquaredReLU<false> srelu;
+  SquaredReLU<true> clamped_srelu;
+  GeGLU geglu;
+  SiTUGLU situglu;
+  EpilogueOp epilogue_op;
+
+  // Outputs; null when absent. dprob, dbias and amax are accumulated onto.
+  void *d_row, *d_col;
+  float* dprob;
+  uint16_t* dbias;
+  float* amax;  // (experts, width)
+  uint8_t *sfd_row, *sfd_col;
+  bool discrete_col_sfd;
+  // The documented workspaces of the deterministic class API: one slot per (row, N tile) and per (128 rows, column).
+  float* dprob_slots;
+  uint16_t* dbias_slots;
+
+  bool deterministic, vector_f32, use_dynamic_sched;
+  int64_t tile_m, tile_n, cluster_m, cluster_n;
+
+  int64_t d_columns() const { return n * width; }
+  bool quantised() const { return d_dtype == DType::float8_e4m3fn || d_dtype == DType::float8_e5m2; }
+  bool block_scaled() const { return operands != OperandFormat::bf16; }
+  // amax is returned for block-scaled operands with a 16-bit D (decisions F9).
+  bool has_amax() const {
+    return block_scaled() && (d_dtype == DType::bfloat16 || d_dtype == DType::float16);
+  }
+};
+
+// Slots of the documented dprob workspace: the scheduler counts whole clusters of N tiles (dsrelu.txt, "grid_n").
+constexpr int64_t grid_n(int64_t n, int64_t tile_n, int64_t cluster_n) {
+  return ceil_div(n, tile_n * cluster_n) * cluster_n;
+}
+
+struct Error {
+  enum class Kind : uint8_t { value, not_implemented, runtime } kind;
+  std::string argument, text;  // "expected X, got Y (hint)"
+  std::string message() const { return argument + ": " + text; }
+};
+
+// Every check of every argument, before anything is allocated or written. Never throws an Error.
+CG_API std::optional<Error> validate(Arguments const& arguments, GroupedGemm& problem);
+
+}  // namespace cudnn_grouped

@@ -1,0 +1,76 @@
+#include "support.h"
+
+namespace cudnn_grouped {
+namespace {
+
+struct DTypeName {
+  DType dtype;
+  char const* name;
+  int bytes;
+};
+constexpr DTypeName kDTypes[] = {
+    {DType::none, "None", 0},
+    {DType::float32, "float32", 4},
+    {DType::float16, "float16", 2},
+    {DType::bfloat16, "bfloat16", 2},
+    {DType::float8_e4m3fn, "float8_e4m3fn", 1},
+    {DType::float8_e5m2, "float8_e5m2", 1},
+    {DType::float8_e8m0fnu, "float8_e8m0fnu", 1},
+    {DType::float4_e2m1fn_x2, "float4_e2m1fn_x2", 1},
+    {DType::uint8, "uint8", 1},
+    {DType::int32, "int32", 4},
+    {DType::int64, "int64", 8},
+    {DType::other, "another dtype", 1},
+};
+
+}  // namespace
+
+char const* name_of(DType dtype) { return kDTypes[int(dtype)].name; }
+int64_t bytes_of(DType dtype) { return kDTypes[int(dtype)].bytes; }
+
+DType dtype_named(std::string const& name) {
+  for (DTypeName const& entry : kDTypes) {
+    if (name == entry.name) return entry.dtype;
+  }
+  return DType::other;
+}
+
+char const* name_of(Operation operation) { return operation == Operation::dsrelu ? "dsrelu" : "dglu"; }
+
+std::vector<int64_t> const& tile_ns(Operation operation) {
+  static std::vector<int64_t> const dsrelu = {128, 256}, dglu = {256};
+  return operation == Operation::dsrelu ? dsrelu : dglu;
+}
+
+std::vector<SupportRow> const& support_rows() {
+  using D = DType;
+  static std::vector<D> const fp8 = {D::float8_e4m3fn, D::float8_e5m2};
+  static std::vector<D> const fp4 = {D::float4_e2m1fn_x2, D::uint8};
+  static std::vector<D> const plain = {D::bfloat16, D::float16, D::float32};
+  static std::vector<D> const any = {D::float32, D::float16, D::bfloat16, D::float8_e4m3fn, D::float8_e5m2};
+  static std::vector<std::string> const all_glu = {"dswiglu", "dgeglu", "dsituglu"};
+  static std::vector<SupportRow> const rows = {
+      {Operation::dsrelu, "MXFP8", fp8, {{D::float8_e8m0fnu, 32}}, any, any, {}, {"k", "n"}},
+      {Operation::dsrelu,
+       "NVFP4, MXFP4",
+       fp4,
+       {{D::float8_e4m3fn, 16}, {D::float8_e8m0fnu, 16}, {D::float8_e8m0fnu, 32}},
+       any,
+       plain,
+       {},
+       {"k"}},
+      {Operation::dglu, "BF16", {D::bfloat16}, {}, plain, plain, {"dswiglu", "dgeglu"}, {"k", "n"}},
+      {Operation::dglu, "MXFP8", fp8, {{D::float8_e8m0fnu, 32}}, any, any, all_glu, {"k", "n"}},
+      {Operation::dglu,
+       "NVFP4, MXFP4",
+       fp4,
+       {{D::float8_e4m3fn, 16}, {D::float8_e8m0fnu, 16}, {D::float8_e8m0fnu, 32}},
+       any,
+       plain,
+       all_glu,
+       {"k"}},
+  };
+  return rows;
+}
+
+}  // namespace cudnn_grouped

@@ -1,0 +1,225 @@
+// The CPU engine: tiles over threads, partial results in slots, and their sums in a fixed order. What it returns does
+// not depend on the number of threads.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "../core/block_quantize.h"
+#include "../core/engine.h"
+#include "../core/scale_layout.h"
+#include "kernels.h"
+
+namespace cudnn_grouped::cpu {
+
+#if defined(__x86_64__)
+namespace v2 {
+Kernels const& kernels();
+}
+namespace v3 {
+Kernels const& kernels();
+}
+namespace v4 {
+Kernels const& kernels();
+}
+Kernels const& kernels() {
+  static Kernels const& best = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                                       __builtin_cpu_supports("avx512cd")
+                                   ? v4::kernels()
+                               : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                                       __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c")
+                                   ? v3::kernels()
+                                   : v2::kernels();
+  return best;
+}
+#else
+namespace base {
+Kernels const& kernels();
+}
+Kernels const& kernels() { return base::kernels(); }
+#endif
+
+namespace {
+
+// A bump allocator over the caller's workspace; with no workspace it only counts.
+class Arena {
+ public:
+  explicit Arena(void* base) : base_(static_cast<char*>(base)) {}
+  template <class T>
+  T* take(int64_t count) {
+    char* at = base_ ? base_ + used_ : nullptr;
+    used_ += ceil_div<int64_t>(count * int64_t(sizeof(T)), 256) * 256;
+    return reinterpret_cast<T*>(at);
+  }
+  int64_t used() const { return used_; }
+
+ private:
+  char* base_;
+  int64_t used_ = 0;
+};
+
+struct Buffers {
+  Partials partials;
+  Scratch* scratch;
+
+  Buffers(GroupedGemm const& p, int workers, Arena& arena) {
+    int64_t const row_tiles = p.m / kTileRows, column_tiles = ceil_div(p.n, p.tile_n);
+    partials.column_tiles = column_tiles;
+    partials.dprob_slots = grid_n(p.n, p.tile_n, p.cluster_n);
+    partials.dprob = p.dprob_slots ? p.dprob_slots : arena.take<float>(p.m * partials.dprob_slots);
+    partials.dbias = p.dbias ? arena.take<float>(p.m / kDbiasSlotRows * p.d_columns()) : nullptr;
+    partials.amax = p.amax ? arena.take<float>(row_tiles * column_tiles * p.width) : nullptr;
+    scratch = arena.take<Scratch>(workers);
+  }
+};
+
+int64_t workspace_bytes(GroupedGemm const& p, int workers) {
+  Arena arena(nullptr);
+  Buffers(p, workers, arena);
+  return arena.used();
+}
+
+int64_t end_of(GroupedGemm const& p, int64_t expert) { return p.single_group ? p.m : p.padded_offsets[expert]; }
+int64_t start_of(GroupedGemm const& p, int64_t expert) { return expert ? end_of(p, expert - 1) : 0; }
+
+Tile tile_at(GroupedGemm const& p, int64_t index, int64_t column_tiles) {
+  Tile tile;
+  tile.row_tile = index / column_tiles, tile.column_tile = index % column_tiles;
+  tile.row = tile.row_tile * kTileRows, tile.column = tile.column_tile * p.tile_n;
+  tile.columns = std::min(p.tile_n, p.n - tile.column);
+  tile.expert = 0;
+  if (!p.single_group) {
+    tile.expert = std::upper_bound(p.padded_offsets, p.padded_offsets + p.experts, tile.row) - p.padded_offsets;
+  }
+  tile.expert_start = start_of(p, tile.expert);
+  tile.expert_rows = end_of(p, tile.expert) - tile.expert_start;
+  return tile;
+}
+
+// Rows that belong to no expert are zero in every output, and so are their scales (decisions O1).
+void zero_tails(GroupedGemm const& p, int64_t rows) {
+  int64_t const row_bytes = p.d_columns() * bytes_of(p.d_dtype), tail = p.m - rows;
+  std::memset(static_cast<char*>(p.d_row) + rows * row_bytes, 0, tail * row_bytes);
+  if (p.d_col && p.d_col != p.d_row) std::memset(static_cast<char*>(p.d_col) + rows * row_bytes, 0, tail * row_bytes);
+  if (p.dprob && !p.dprob_slots) std::memset(p.dprob + rows, 0, tail * sizeof(float));
+}
+
+void zero_scales(GroupedGemm const& p) {
+  if (!p.quantised()) return;
+  std::memset(p.sfd_row, 0, ScaleLayout::of(p.m, ceil_div(p.d_columns(), kQuantBlock)).bytes());
+  std::memset(p.sfd_col, 0, ScaleLayout::of(p.d_columns(), ceil_div(p.m, kQuantBlock)).bytes());
+}
+
+void add_dprob(GroupedGemm const& p, Partials const& partials, int64_t rows) {
+  if (p.dprob_slots) return;
+  for (int64_t row = 0; row < rows; ++row) {
+    float sum = 0.f;
+    for (int64_t slot = 0; slot < partials.column_tiles; ++slot) {
+      sum += partials.dprob[row * partials.dprob_slots + slot];
+    }
+    p.dprob[row] += sum;
+  }
+}
+
+void add_dbias(GroupedGemm const& p, Partials const& partials, Scratch& scratch) {
+  int64_t const columns = p.d_columns();
+  if (p.dbias_slots) {
+    for (int64_t i = 0; i < p.m / kDbiasSlotRows * columns; ++i) p.dbias_slots[i] = encode_bf16(partials.dbias[i]);
+    return;
+  }
+  int64_t const strip = kTileRows * kTileColumns;
+  float* sum = scratch.product;
+  for (int64_t g = 0; g < p.experts; ++g) {
+    for (int64_t first = 0; first < columns; first += strip) {
+      int64_t const count = std::min(strip, columns - first);
+      std::fill(sum, sum + count, 0.f);
+      for (int64_t slot = start_of(p, g) / kDbiasSlotRows; slot < end_of(p, g) / kDbiasSlotRows; ++slot) {
+        for (int64_t i = 0; i < count; ++i) sum[i] += partials.dbias[slot * columns + first + i];
+      }
+      uint16_t* out = p.dbias + g * columns + first;
+      for (int64_t i = 0; i < count; ++i) out[i] = encode_bf16(decode_bf16(out[i]) + sum[i]);
+    }
+  }
+}
+
+// max that keeps a NaN of either side
+float propagating_max(float a, float b) { return a != a || a > b ? a : b; }
+
+void fold_amax(GroupedGemm const& p, Partials const& partials) {
+  for (int64_t g = 0; g < p.experts; ++g) {
+    int64_t const first = start_of(p, g) / kTileRows * partials.column_tiles;
+    int64_t const last = end_of(p, g) / kTileRows * partials.column_tiles;
+    for (int64_t tile = first; tile < last; ++tile) {
+      for (int64_t w = 0; w < p.width; ++w) {
+        p.amax[g * p.width + w] = propagating_max(p.amax[g * p.width + w], partials.amax[tile * p.width + w]);
+      }
+    }
+  }
+}
+
+void run(GroupedGemm const& p, Launch const& launch) {
+  Arena arena(launch.workspace);
+  Buffers const buffers(p, launch.workers, arena);
+  Partials const& partials = buffers.partials;
+  int64_t const rows = p.m ? end_of(p, p.experts - 1) : 0;
+  zero_tails(p, rows);
+  zero_scales(p);
+  if (p.m == 0) return;
+  std::memset(partials.dprob, 0, p.m * partials.dprob_slots * sizeof(float));
+  if (partials.dbias) std::memset(partials.dbias, 0, p.m / kDbiasSlotRows * p.d_columns() * sizeof(float));
+  // Each worker claims tiles until none is left; a tile's results do not depend on who computes it.
+  int64_t const tiles = rows / kTileRows * partials.column_tiles;
+  std::atomic<int64_t> next{0};
+  launch.parallel_for(launch.workers, [&](int64_t worker) {
+    for (int64_t i = next++; i < tiles; i = next++) {
+      kernels().tile(p, tile_at(p, i, partials.column_tiles), partials, buffers.scratch[worker]);
+    }
+  });
+  add_dprob(p, partials, rows);
+  if (partials.dbias) add_dbias(p, partials, buffers.scratch[0]);
+  if (partials.amax) fold_amax(p, partials);
+}
+
+template <class Strip>
+void over_lines(Launch const& launch, int64_t lines, Strip const& strip) {
+  int64_t const step = std::max<int64_t>(1, ceil_div<int64_t>(lines, launch.workers * 8));
+  std::atomic<int64_t> next{0};
+  launch.parallel_for(launch.workers, [&](int64_t) {
+    for (int64_t begin = next.fetch_add(step); begin < lines; begin = next.fetch_add(step)) {
+      strip(begin, std::min(lines, begin + step));
+    }
+  });
+}
+
+void quantize(QuantizeProblem const& p, Launch const& launch) {
+  // Padding bytes of the scales, and whatever belongs to no expert, are zero.
+  std::memset(p.scales, 0, p.batch * ScaleLayout::of(p.scale_rows(), p.scale_blocks()).bytes());
+  if (p.padded_offsets) std::memset(p.data, 0, p.data_bytes());
+  int64_t const bands = p.by_column ? ceil_div(p.rows, p.block) : p.rows;
+  over_lines(launch, p.batch * bands, [&](int64_t begin, int64_t end) { kernels().quantize(p, begin, end); });
+}
+
+void dequantize(QuantizeProblem const& p, Launch const& launch) {
+  over_lines(launch, p.batch * p.rows, [&](int64_t begin, int64_t end) { kernels().dequantize(p, begin, end); });
+}
+
+void reduce_dbias(DbiasReduction const& p, Launch const&) {
+  for (int64_t g = 0; g < p.experts; ++g) {
+    int64_t const begin = (g ? p.padded_offsets[g - 1] : 0) / kDbiasSlotRows;
+    int64_t const end = p.padded_offsets[g] / kDbiasSlotRows;
+    for (int64_t n = 0; n < p.columns; ++n) {
+      float sum = 0.f;
+      for (int64_t slot = begin; slot < end; ++slot) sum += decode_bf16(p.slot_values[slot * p.columns + n]);
+      uint16_t& out = p.dbias[g * p.columns + n];
+      out = uint16_t(encode_bf16(decode_bf16(out) + sum));
+    }
+  }
+}
+
+bool const registered = [] {
+  register_engine({"cpu", Device::Type::cpu, {}, workspace_bytes, run, quantize, dequantize, reduce_dbias});
+  return true;
+}();
+
+}  // namespace
+}  // namespace cudnn_grouped::cpu
