@@ -23,9 +23,10 @@ struct ScaleLayout {
   }
 };
 
-// First byte of the expert that starts at row `start`, in the discrete form of column scales of `columns` columns.
-CG_HD int64_t discrete_column_base(int64_t start, int64_t columns) {
-  return (start / kAtomRows) * ceil_div(columns, kAtomRows) * kAtomBytes;
+// First byte of the expert that starts at row `start`, in the discrete form of column scales of `columns` columns:
+// experts are whole atoms, since their rows are a multiple of 256 and a scale covers at most 32 of them.
+CG_HD int64_t discrete_column_base(int64_t start, int64_t columns, int64_t rows_per_scale) {
+  return start / (kAtomBlocks * rows_per_scale) * ceil_div(columns, kAtomRows) * kAtomBytes;
 }
 
 }  // namespace cudnn_grouped

@@ -42,7 +42,7 @@ inline void store_quantised(GroupedGemm const& p, Tile const& tile, int64_t row,
   int64_t const first_row = p.discrete_col_sfd ? tile.expert_start : 0;
   int64_t const rows = p.discrete_col_sfd ? tile.expert_rows : p.m;
   ScaleLayout const by_column = ScaleLayout::of(width, rows / kBlock);
-  uint8_t* column_scales = p.sfd_col + (p.discrete_col_sfd ? discrete_column_base(first_row, width) : 0);
+  uint8_t* column_scales = p.sfd_col + (p.discrete_col_sfd ? discrete_column_base(first_row, width, kQuantBlock) : 0);
   for (int i = 0; i < count; ++i) {
     uint32_t const byte = encode_e8m0_up(scale_value(bits_float(column_amax[i]), Format::kReciprocal, norm));
     column_factor[i] = e8m0_factor(byte, norm);

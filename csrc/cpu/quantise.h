@@ -27,8 +27,8 @@ struct ScaleBand {
     for (int64_t g = 0; g < p.experts; ++g) {
       int64_t const end = p.padded_offsets[g];
       if (row < end) {
-        return {p.scales + discrete_column_base(start, p.columns), ScaleLayout::of(p.columns, (end - start) / p.block),
-                start};
+        return {p.scales + discrete_column_base(start, p.columns, p.block),
+                ScaleLayout::of(p.columns, (end - start) / p.block), start};
       }
       start = end;
     }
@@ -127,7 +127,7 @@ inline void quantise(QuantizeProblem const& p, int64_t begin, int64_t end) {
 
 // x = data * scale / norm, value by value; lines are rows of x.
 inline void dequantise(QuantizeProblem const& p, int64_t begin, int64_t end) {
-  float const inverse_norm = p.norm_const ? 1.f / *p.norm_const : 1.f;
+  float const norm = p.norm_const ? *p.norm_const : 1.f;
   for (int64_t line = begin; line < end; ++line) {
     int64_t const batch = line / p.rows, row = line % p.rows;
     ScaleBand const scales = ScaleBand::of(p, batch, p.by_column ? row : 0);
@@ -147,7 +147,7 @@ inline void dequantise(QuantizeProblem const& p, int64_t begin, int64_t end) {
                                                : scales.layout.at(row, c / p.block);
           scale = decode_scale(p.scale_dtype, scales.base[position]);
         }
-        x[i] = value * scale * inverse_norm;
+        x[i] = value * scale / norm;
       }
       if (!scales.base) {
         for (int i = 0; i < count; ++i) x[i] = 0.f;
