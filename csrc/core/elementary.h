@@ -45,24 +45,24 @@ CG_HD float exponential(float x) {
 
 CG_HD float logistic(float x) { return 1.f / (1.f + exponential(-x)); }
 
-// tanh and its derivative 1 - tanh^2, both to relative accuracy: with m = exp(2|x|) - 1,
-// tanh = m / (m + 2) and the derivative is 4 (m + 1) / (m + 2)^2.
+// tanh and its derivative 1 - tanh^2, both to relative accuracy: with e = exp(-2|x|),
+// tanh = (1 - e) / (1 + e) and the derivative is 4 e / (1 + e)^2. 1 - e is formed without cancellation.
 struct Tanh {
   float value, derivative;
 };
 CG_HD Tanh tanh_with_derivative(float x) {
   uint32_t const sign = float_bits(x) & 0x80000000u;
   float const twice = 2.f * bits_float(float_bits(x) & 0x7fffffffu);
-  float const inside = twice > 88.f ? 88.f : twice;
 #if defined(__CUDA_ARCH__)
-  float const m = expm1f(inside);
+  float const e = expf(-twice), one_minus_e = -expm1f(-twice);
 #else
-  ExpParts const e = exp_parts(inside);
-  float const m = (e.power - 1.f) + e.power * e.fraction;
+  bool const saturated = twice > 87.f;
+  ExpParts const parts = exp_parts(saturated ? -87.f : -twice);
+  float const e = saturated ? 0.f : parts.power + parts.power * parts.fraction;
+  float const one_minus_e = saturated ? 1.f : (1.f - parts.power) - parts.power * parts.fraction;
 #endif
-  float const inverse = 1.f / (m + 2.f);
-  float const derivative = 4.f * (m + 1.f) * inverse * inverse;
-  return {bits_float(float_bits(m * inverse) | sign), twice > 88.f ? 0.f : derivative};
+  float const one_plus_e = 1.f + e;
+  return {bits_float(float_bits(one_minus_e / one_plus_e) | sign), 4.f * e / (one_plus_e * one_plus_e)};
 }
 
 }  // namespace cudnn_grouped

@@ -20,6 +20,10 @@ constexpr DTypeName kDTypes[] = {
     {DType::uint8, "uint8", 1},
     {DType::int32, "int32", 4},
     {DType::int64, "int64", 8},
+    {DType::float64, "float64", 8},
+    {DType::int8, "int8", 1},
+    {DType::int16, "int16", 2},
+    {DType::boolean, "bool", 1},
     {DType::other, "another dtype", 1},
 };
 

@@ -20,6 +20,10 @@ enum class DType : uint8_t {
   uint8,
   int32,
   int64,
+  float64,
+  int8,
+  int16,
+  boolean,
   other
 };
 
@@ -39,7 +43,7 @@ struct Tensor {
 
   void* data = nullptr;
   DType dtype = DType::none;
-  std::string dtype_name;  // as the caller's framework says it; for messages
+  std::string dtype_name;  // as the caller's framework says it, for messages
   Device device;
   int rank = 0;
   int64_t size[kMaxRank] = {}, stride[kMaxRank] = {};
