@@ -1,0 +1,51 @@
+"""Grouped GEMM with fused MoE epilogues: the documented API, ``torch.ops.cudnn_grouped`` and block quantisation."""
+
+import importlib
+
+from . import library
+
+library.load()
+
+from . import ops  # noqa: E402, F401  fakes of the operators that library.load() defined
+from .api import (  # noqa: E402
+    GroupedGemmDgluSm100,
+    GroupedGemmDsreluSm100,
+    TupleDict,
+    grouped_gemm_dglu_wrapper_sm100,
+    grouped_gemm_dsrelu_wrapper_sm100,
+)
+from .quantize import dequantize, quantize  # noqa: E402
+from .scales import pack_scales, padded_offsets_from_counts, scale_shape, unpack_scales  # noqa: E402
+
+__version__ = library.C.version()
+
+__all__ = [
+    "GroupedGemmDgluSm100",
+    "GroupedGemmDsreluSm100",
+    "TupleDict",
+    "dequantize",
+    "grouped_gemm_dglu_wrapper_sm100",
+    "grouped_gemm_dsrelu_wrapper_sm100",
+    "pack_scales",
+    "padded_offsets_from_counts",
+    "quantize",
+    "scale_shape",
+    "unpack_scales",
+]
+
+_JAX_NAMES = ("grouped_gemm_dglu_jax_sm100", "grouped_gemm_dsrelu_jax_sm100")
+
+
+def __getattr__(name):
+    if name not in _JAX_NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(importlib.import_module(f"{__name__}.jax"), name)
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"{name} needs JAX and this package's JAX layer: pip install 'cudnn_grouped[jax]' ({error})"
+        ) from error
+
+
+def __dir__():
+    return sorted([*globals(), *_JAX_NAMES])

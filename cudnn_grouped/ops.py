@@ -1,0 +1,94 @@
+"""Fakes of ``torch.ops.cudnn_grouped``: output shapes, dtypes and strides without data, with any symbolic size."""
+
+import torch
+
+from .errors import meta_mixture
+
+_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_SIXTEEN_BIT = (torch.bfloat16, torch.float16)
+
+
+def _ceil_div(a, b):
+    return (a + b - 1) // b
+
+
+def _scales(like, dtype, rows, blocks, experts=1):
+    physical = like.new_empty((experts, _ceil_div(rows, 128), _ceil_div(blocks, 4), 32, 4, 4), dtype=dtype)
+    return physical.permute(3, 4, 1, 5, 2, 0)
+
+
+def _like_c(c, dtype):
+    rows, width = c.shape[0], c.shape[1]
+    return c.new_empty((rows, width) if c.dim() == 2 else (rows, width, 1), dtype=dtype)
+
+
+def _backward(a, c, padded_offsets, prob, sfa, d_dtype, generate_dbias, amax_shape):
+    d_dtype = torch.bfloat16 if d_dtype is None else d_dtype
+    rows, width, experts = c.shape[0], c.shape[1], padded_offsets.shape[0]
+    quantised = d_dtype in _FP8
+    sf_dtype = torch.float8_e8m0fnu if sfa is None else sfa.dtype
+    has_amax = sfa is not None and d_dtype in _SIXTEEN_BIT
+    d_row = _like_c(c, d_dtype)
+    d_col = _like_c(c, d_dtype) if quantised else c.new_empty((0,), dtype=d_dtype)
+    dprob = prob.new_empty(prob.shape, dtype=torch.float32)
+    dbias = c.new_empty((experts, width, 1) if generate_dbias else (0,), dtype=torch.bfloat16)
+    amax = c.new_empty((experts, *amax_shape) if has_amax else (0,), dtype=torch.float32)
+    if quantised:
+        sfd_row = _scales(c, sf_dtype, rows, _ceil_div(width, 32))
+        sfd_col = _scales(c, sf_dtype, width, _ceil_div(rows, 32))
+    else:
+        sfd_row, sfd_col = (c.new_empty((0,), dtype=sf_dtype) for _ in range(2))
+    return d_row, d_col, dprob, dbias, amax, sfd_row, sfd_col
+
+
+def _check_devices(**tensors):
+    """A real tensor among meta tensors comes here and not to the validator."""
+    if mixture := meta_mixture(tensors):
+        raise RuntimeError(": ".join(mixture))
+
+
+@torch.library.register_fake("cudnn_grouped::dsrelu")
+def _(a, b, c, padded_offsets, alpha, prob, *, sfa=None, d_dtype=None, generate_dbias=False, **options):
+    _check_devices(a=a, b=b, c=c, padded_offsets=padded_offsets, alpha=alpha, prob=prob, sfa=sfa)
+    return _backward(a, c, padded_offsets, prob, sfa, d_dtype, generate_dbias, (1,))
+
+
+@torch.library.register_fake("cudnn_grouped::dglu")
+def _(a, b, c, padded_offsets, alpha, beta, prob, *, sfa=None, d_dtype=None, generate_dbias=False, **options):
+    _check_devices(a=a, b=b, c=c, padded_offsets=padded_offsets, alpha=alpha, beta=beta, prob=prob, sfa=sfa)
+    return _backward(a, c, padded_offsets, prob, sfa, d_dtype, generate_dbias, (2, 1))
+
+
+@torch.library.register_fake("cudnn_grouped::dsrelu_out")
+@torch.library.register_fake("cudnn_grouped::dglu_out")
+@torch.library.register_fake("cudnn_grouped::reduce_dbias")
+def _(*tensors, **options):
+    return None
+
+
+@torch.library.register_fake("cudnn_grouped::quantize")
+def _(x, dtype, sf_dtype, sf_vec_size, *, axis="row", norm_const=None, padded_offsets=None):
+    rows, columns = x.shape[0], x.shape[1]
+    experts = x.shape[2] if x.dim() == 3 else 1
+    by_row = axis == "row"
+    shape = (rows, columns)
+    if dtype == torch.float4_e2m1fn_x2:
+        shape = (rows, columns // 2) if by_row else (columns, rows // 2)
+    if x.dim() == 2:
+        data = x.new_empty(shape, dtype=dtype)
+    else:
+        data = x.new_empty_strided((*shape, experts), (shape[1], 1, shape[0] * shape[1]), dtype=dtype)
+    scale_rows, length = (rows, columns) if by_row else (columns, rows)
+    return data, _scales(x, sf_dtype, scale_rows, _ceil_div(length, sf_vec_size), experts)
+
+
+@torch.library.register_fake("cudnn_grouped::dequantize")
+def _(data, scales, sf_vec_size, *, axis="row", norm_const=None, padded_offsets=None, dtype=None):
+    rows, columns = data.shape[0], data.shape[1]
+    if data.dtype in (torch.float4_e2m1fn_x2, torch.uint8):
+        rows, columns = (rows, columns * 2) if axis == "row" else (columns * 2, rows)
+    dtype = torch.float32 if dtype is None else dtype
+    if data.dim() == 2:
+        return data.new_empty((rows, columns), dtype=dtype)
+    experts = data.shape[2]
+    return data.new_empty_strided((rows, columns, experts), (columns, 1, rows * columns), dtype=dtype)
