@@ -82,7 +82,11 @@ def make(suite, format, generator):
         "sf_vec_size": format.sf_vec_size,
     }
     if format.block is None:
-        arguments |= {"a_tensor": a.bfloat16()[..., None], "b_tensor": b.bfloat16().permute(1, 2, 0), "sfa_tensor": None}
+        arguments |= {
+            "a_tensor": a.bfloat16()[..., None],
+            "b_tensor": b.bfloat16().permute(1, 2, 0),
+            "sfa_tensor": None,
+        }
     else:
         arguments["a_tensor"], arguments["sfa_tensor"] = cudnn_grouped.quantize(a[..., None], format.block)
         weights, scales = cudnn_grouped.quantize(b.permute(1, 2, 0), format.block)
@@ -164,7 +168,8 @@ def main():
     if unknown := [name for name in options.ids if name not in SUITES]:
         parser.error(f"unknown id {', '.join(unknown)}")
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.processor() or platform.machine()}")
-    print(f"{'id':12}{'operator':10}{'formats':26}{'L':>3}{'M':>6}{'N':>6}{'K':>6}{'fused':>10}{'eager':>10}{'ratio':>7}{'extra MiB':>16}")
+    columns = f"{'L':>3}{'M':>6}{'N':>6}{'K':>6}{'fused':>10}{'eager':>10}{'ratio':>7}{'extra MiB':>16}"
+    print(f"{'id':12}{'operator':10}{'formats':26}{columns}")
     rows = []
     for name in options.ids or SUITES:
         for format in eager.FORMATS:
@@ -172,7 +177,10 @@ def main():
                 continue
             row = measure(name, format, options.rounds)
             rows.append(row)
-            memory = [f"{value:.0f}" if value is not None else "?" for value in (row["fused_extra_mib"], row["eager_extra_mib"])]
+            memory = [
+                f"{value:.0f}" if value is not None else "?"
+                for value in (row["fused_extra_mib"], row["eager_extra_mib"])
+            ]
             print(
                 f"{name:12}{row['operator']:10}{row['formats']:26}"
                 + "".join(f"{value:>{width}}" for value, width in zip(row["shape"].values(), (3, 6, 6, 6), strict=True))
@@ -180,7 +188,12 @@ def main():
                 flush=True,
             )
     if options.json:
-        report = {"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine(), "rows": rows}
+        report = {
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "machine": platform.machine(),
+            "rows": rows,
+        }
         options.json.write_text(json.dumps(report, indent=2) + "\n")
 
 

@@ -4,13 +4,13 @@
 
 using namespace cudnn_grouped;
 
-#define DECODE(name) \
+#define DECODE(name)                                                    \
   extern "C" void name(uint32_t const* in, float* out, int64_t count) { \
-    for (int64_t i = 0; i < count; ++i) out[i] = name##_(in[i]); \
+    for (int64_t i = 0; i < count; ++i) out[i] = name##_(in[i]);        \
   }
-#define ENCODE(name) \
+#define ENCODE(name)                                                    \
   extern "C" void name(float const* in, uint32_t* out, int64_t count) { \
-    for (int64_t i = 0; i < count; ++i) out[i] = name##_(in[i]); \
+    for (int64_t i = 0; i < count; ++i) out[i] = name##_(in[i]);        \
   }
 
 static float probe_decode_e4m3_(uint32_t c) { return decode_e4m3(c); }

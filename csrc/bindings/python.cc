@@ -27,9 +27,7 @@ Tensor tensor_from(py::handle description) {
   tensor.dtype_name = fields[0].cast<std::string>();
   tensor.dtype = dtype_named(tensor.dtype_name);
   auto const type = fields[1].cast<std::string>();
-  tensor.device.type = type == "cpu"    ? Device::Type::cpu
-                       : type == "cuda" ? Device::Type::cuda
-                                        : Device::Type::other;
+  tensor.device.type = type == "cpu" ? Device::Type::cpu : type == "cuda" ? Device::Type::cuda : Device::Type::other;
   tensor.device.index = fields[2].cast<int>();
   auto const sizes = fields[3].cast<std::vector<int64_t>>(), strides = fields[4].cast<std::vector<int64_t>>();
   tensor.rank = int(sizes.size());
@@ -168,8 +166,9 @@ PYBIND11_MODULE(_C, m) {
   using namespace cudnn_grouped;
   using namespace cudnn_grouped::bindings;
   m.doc() = "The validator on metadata, the last error, the engines and the support table.";
-  m.def("take_error", [] { return as_python(take_last_error()); },
-        "The last failed check of this thread as (kind, argument, text), or None; cleared by the call.");
+  m.def(
+      "take_error", [] { return as_python(take_last_error()); },
+      "The last failed check of this thread as (kind, argument, text), or None; cleared by the call.");
   m.def("check", &check, py::arg("operation"), py::arg("tensors"), py::arg("options"),
         "Checks arguments by their metadata. Returns None, or (kind, argument, text).");
   m.def("engines", &engine_list, "The engines of the loaded libraries.");

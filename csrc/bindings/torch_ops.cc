@@ -9,23 +9,23 @@ namespace {
 
 // The schemas are put together from the same pieces that the readers below read, in the same order.
 #define OPERANDS_A "Tensor a, Tensor[] b, Tensor c, Tensor padded_offsets, Tensor alpha, "
-#define OPERANDS_B                                                                                              \
-  "Tensor prob, *, Tensor? sfa=None, Tensor[]? sfb=None, Tensor? norm_const=None, Tensor? b_ptrs=None, "            \
+#define OPERANDS_B                                                                                       \
+  "Tensor prob, *, Tensor? sfa=None, Tensor[]? sfb=None, Tensor? norm_const=None, Tensor? b_ptrs=None, " \
   "Tensor? sfb_ptrs=None, int? n=None, ScalarType? b_dtype=None, str b_major=\"k\", "
 #define FUNCTIONAL "ScalarType? d_dtype=None, bool generate_dbias=False, "
-#define OPTIONS                                                                                                 \
-  "int sf_vec_size=16, bool discrete_col_sfd=False, bool? deterministic=None, int[] mma_tiler_mn=[256, 256], "    \
+#define OPTIONS                                                                                                \
+  "int sf_vec_size=16, bool discrete_col_sfd=False, bool? deterministic=None, int[] mma_tiler_mn=[256, 256], " \
   "int[]? cluster_shape_mn=None, bool vector_f32=False, bool use_dynamic_sched=False, "
 #define DSRELU_OPTIONS "str c_role=\"grad_output\", float? tanh_clamp_scale=None"
-#define DGLU_OPTIONS                                                                                            \
-  "str act_func=\"dswiglu\", float? linear_offset=None, float geglu_alpha=1.702, float glu_clamp_max=7.0, "       \
-  "float glu_clamp_min=-7.0, str clamp_grad=\"mask\", float situ_beta1=4.0, float situ_beta2=25.0, "              \
+#define DGLU_OPTIONS                                                                                        \
+  "str act_func=\"dswiglu\", float? linear_offset=None, float geglu_alpha=1.702, float glu_clamp_max=7.0, " \
+  "float glu_clamp_min=-7.0, str clamp_grad=\"mask\", float situ_beta1=4.0, float situ_beta2=25.0, "        \
   "str? epilogue_op=None, bool use_single_group_runtime_offsets=False"
-#define OUTPUTS                                                                                                 \
-  ", Tensor(a!) d_row, Tensor(b!)? d_col=None, Tensor(c!)? dprob=None, Tensor(d!)? dbias=None, "                  \
+#define OUTPUTS                                                                                  \
+  ", Tensor(a!) d_row, Tensor(b!)? d_col=None, Tensor(c!)? dprob=None, Tensor(d!)? dbias=None, " \
   "Tensor(e!)? amax=None, Tensor(f!)? sfd_row=None, Tensor(g!)? sfd_col=None"
 #define WORKSPACES ", Tensor(h!)? dprob_workspace=None, Tensor(i!)? dbias_workspace=None"
-#define RESULTS                                                                                                 \
+#define RESULTS \
   ") -> (Tensor d_row, Tensor d_col, Tensor dprob, Tensor dbias, Tensor amax, Tensor sfd_row, Tensor sfd_col)"
 
 // The torch tensors behind the core's descriptions stay alive as long as the call.
@@ -128,8 +128,8 @@ std::vector<TorchTensor> allocate_outputs(Call const& call, GroupedGemm& p) {
   TorchTensor d_row = rows_by(width, call.c_rank, p.d_dtype);
   TorchTensor d_col = quantised ? rows_by(width, call.c_rank, p.d_dtype) : none(p.d_dtype);
   TorchTensor dprob = call.prob_rank == 1 ? empty({p.m}, DType::float32, device) : rows_by(1, 3, DType::float32);
-  TorchTensor dbias = call.arguments.generate_dbias ? empty({p.experts, width, 1}, DType::bfloat16, device)
-                                                    : none(DType::bfloat16);
+  TorchTensor dbias =
+      call.arguments.generate_dbias ? empty({p.experts, width, 1}, DType::bfloat16, device) : none(DType::bfloat16);
   std::vector<int64_t> amax_shape = {p.experts, 1};
   if (p.width == 2) amax_shape = {p.experts, 2, 1};
   TorchTensor amax = p.has_amax() ? empty(amax_shape, DType::float32, device) : none(DType::float32);

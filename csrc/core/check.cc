@@ -21,9 +21,7 @@ static std::string joined(std::vector<T> const& values, char const* separator) {
   return out.str();
 }
 
-std::string text_of(Shape const& values) {
-  return "(" + joined(values, ", ") + (values.size() == 1 ? ",)" : ")");
-}
+std::string text_of(Shape const& values) { return "(" + joined(values, ", ") + (values.size() == 1 ? ",)" : ")"); }
 std::string text_of(DType dtype) { return name_of(dtype); }
 std::string text_of(std::vector<DType> const& dtypes) {
   std::vector<std::string> names;

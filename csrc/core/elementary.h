@@ -11,7 +11,8 @@
 namespace cudnn_grouped {
 
 #if !defined(__CUDA_ARCH__)
-// exp(x) = power * (1 + fraction), |x| <= 127.49 ln2; Cody-Waite reduction, then the Taylor series to r^7 (|r| <= ln2/2).
+// exp(x) = power * (1 + fraction), |x| <= 127.49 ln2; Cody-Waite reduction, then the Taylor series to r^7 (|r| <=
+// ln2/2).
 struct ExpParts {
   float power, fraction;
 };

@@ -1,5 +1,5 @@
-// The last failed check of this thread. A torch operator can only raise RuntimeError; the Python layers ask here for the
-// kind and the argument.
+// The last failed check of this thread. A torch operator can only raise RuntimeError; the Python layers ask here for
+// the kind and the argument.
 #pragma once
 
 #include "problem.h"

@@ -31,8 +31,8 @@ template <int kMantissa, int kBias>
 CG_HD uint32_t encode_magnitude(uint32_t bits) {
   constexpr int kShift = 23 - kMantissa;
   constexpr uint32_t kSmallestNormal = uint32_t(128 - kBias) << 23;
-  uint32_t const normal = ((bits + ((1u << (kShift - 1)) - 1) + ((bits >> kShift) & 1)) >> kShift) -
-                          (uint32_t(127 - kBias) << kMantissa);
+  uint32_t const normal =
+      ((bits + ((1u << (kShift - 1)) - 1) + ((bits >> kShift) & 1)) >> kShift) - (uint32_t(127 - kBias) << kMantissa);
   // value / 2^(1-bias-mantissa) is the code of a subnormal; adding 2^23 makes the FPU round it to an integer.
   float const unit = bits_float(uint32_t(127 + kBias + kMantissa - 1) << 23);
   uint32_t const subnormal = float_bits(bits_float(bits) * unit + 8388608.f) & 0x7fffffu;
@@ -54,9 +54,7 @@ CG_HD float decode_e5m2(uint32_t byte) {
   return with_sign(value, (byte & 0x80) << 24);
 }
 
-CG_HD float decode_e2m1(uint32_t nibble) {
-  return with_sign(decode_magnitude<1, 1>(nibble & 7), (nibble & 8) << 28);
-}
+CG_HD float decode_e2m1(uint32_t nibble) { return with_sign(decode_magnitude<1, 1>(nibble & 7), (nibble & 8) << 28); }
 
 CG_HD float decode_e8m0(uint32_t byte) {
   uint32_t const bits = byte == 0 ? 0x00400000u : byte == 255 ? 0x7fc00000u : byte << 23;

@@ -18,9 +18,9 @@ enum class Activation : uint8_t { srelu, clamped_srelu, swiglu, geglu, situglu }
 // Offsets are multiples of this (m_aligned), so no M tile of any engine straddles two experts.
 inline constexpr int64_t kRowAlignment = 256;
 inline constexpr int64_t kMaxExperts = 1024;
-inline constexpr int64_t kQuantBlock = 32;       // block length of the quantised outputs
-inline constexpr int64_t kInterleave = 32;       // gate and up alternate in blocks of this many columns
-inline constexpr int64_t kDbiasSlotRows = 128;   // rows behind one slot of the documented dbias workspace
+inline constexpr int64_t kQuantBlock = 32;      // block length of the quantised outputs
+inline constexpr int64_t kInterleave = 32;      // gate and up alternate in blocks of this many columns
+inline constexpr int64_t kDbiasSlotRows = 128;  // rows behind one slot of the documented dbias workspace
 
 struct Arguments {
   Operation operation = Operation::dsrelu;
@@ -78,7 +78,7 @@ struct GroupedGemm {
 
   void const* c;
   int32_t const* padded_offsets;
-  bool single_group;  // padded_offsets is not read: the one expert owns all m rows
+  bool single_group;                              // padded_offsets is not read: the one expert owns all m rows
   float const *alpha, *beta, *prob, *norm_const;  // beta null: 1
   bool alpha_squared;
 
@@ -107,9 +107,7 @@ struct GroupedGemm {
   bool quantised() const { return d_dtype == DType::float8_e4m3fn || d_dtype == DType::float8_e5m2; }
   bool block_scaled() const { return operands != OperandFormat::bf16; }
   // amax is returned for block-scaled operands with a 16-bit D (decisions F9).
-  bool has_amax() const {
-    return block_scaled() && (d_dtype == DType::bfloat16 || d_dtype == DType::float16);
-  }
+  bool has_amax() const { return block_scaled() && (d_dtype == DType::bfloat16 || d_dtype == DType::float16); }
 };
 
 // Slots of the documented dprob workspace: the scheduler counts whole clusters of N tiles (dsrelu.txt, "grid_n").

@@ -11,16 +11,14 @@ struct QuantizeProblem {
   bool by_column;
   Device device;
   DType x_dtype, data_dtype, scale_dtype;
-  void* x;        // batch of row-major (rows, columns)
-  void* data;     // FP8: as x. FP4: (rows, columns/2), or (columns, rows/2) when by_column
+  void* x;     // batch of row-major (rows, columns)
+  void* data;  // FP8: as x. FP4: (rows, columns/2), or (columns, rows/2) when by_column
   uint8_t* scales;
-  float const* norm_const;          // null: 1
-  int32_t const* padded_offsets;    // by_column: each expert's scales are a tensor of their own
+  float const* norm_const;        // null: 1
+  int32_t const* padded_offsets;  // by_column: each expert's scales are a tensor of their own
   int64_t experts;
 
-  int64_t data_bytes() const {
-    return batch * rows * columns / (data_dtype == DType::float4_e2m1fn_x2 ? 2 : 1);
-  }
+  int64_t data_bytes() const { return batch * rows * columns / (data_dtype == DType::float4_e2m1fn_x2 ? 2 : 1); }
   int64_t scale_rows() const { return by_column ? columns : rows; }
   int64_t scale_blocks() const { return ceil_div(by_column ? rows : columns, block); }
 };
@@ -43,6 +41,6 @@ struct DbiasReduction {
   uint16_t* dbias;
 };
 CG_API std::optional<Error> validate(Tensor const& slots, Tensor const& padded_offsets, Tensor const& dbias,
-                              DbiasReduction& reduction);
+                                     DbiasReduction& reduction);
 
 }  // namespace cudnn_grouped

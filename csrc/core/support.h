@@ -11,11 +11,11 @@ namespace cudnn_grouped {
 
 struct SupportRow {
   Operation operation;
-  char const* name;                             // the field's name of the operand format
-  std::vector<DType> operands;                  // A and B
-  std::vector<std::pair<DType, int>> scales;    // scale dtype, sf_vec_size; empty: no scale factors
+  char const* name;                           // the field's name of the operand format
+  std::vector<DType> operands;                // A and B
+  std::vector<std::pair<DType, int>> scales;  // scale dtype, sf_vec_size; empty: no scale factors
   std::vector<DType> c, d;
-  std::vector<std::string> activations;         // empty where the operator has one
+  std::vector<std::string> activations;  // empty where the operator has one
   std::vector<std::string> b_majors;
 };
 

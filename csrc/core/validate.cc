@@ -125,8 +125,7 @@ class Validator {
     if (!contains(row->d, out.d_dtype)) {
       bool const other = in.has_outputs && out.d_dtype == DType::other;
       fail(in.has_outputs ? "d_row" : "d_dtype", "dtype " + text_of(row->d),
-           other ? in.d_row.dtype_name : text_of(out.d_dtype),
-           std::string("what ") + row->name + " operands can give");
+           other ? in.d_row.dtype_name : text_of(out.d_dtype), std::string("what ") + row->name + " operands can give");
     }
     out.scale_dtype = in.sfa.dtype;
     out.sf_vec_size = in.sf_vec_size;
@@ -259,9 +258,7 @@ class Validator {
       fail("act_func", text_of(row->activations) + " with " + row->name + " operands", '"' + in.act_func + '"');
     }
     bool const geglu = in.act_func == "dgeglu";
-    out.activation = geglu                         ? Activation::geglu
-                     : in.act_func == "dsituglu" ? Activation::situglu
-                                                   : Activation::swiglu;
+    out.activation = geglu ? Activation::geglu : in.act_func == "dsituglu" ? Activation::situglu : Activation::swiglu;
     float const offset = float(finite("linear_offset", in.linear_offset.value_or(geglu ? 1.0 : 0.0)));
     if (!geglu && offset != 0.f) {
       fail("linear_offset", "None or 0 with " + in.act_func, text_of(offset), "only dgeglu has a linear offset");
@@ -277,8 +274,7 @@ class Validator {
       positive("geglu_alpha", in.geglu_alpha);
       if (std::isnan(in.glu_clamp_max)) fail("glu_clamp_max", "a number", "nan");
       if (!(in.glu_clamp_min < in.glu_clamp_max)) {
-        fail("glu_clamp_min", "a number below glu_clamp_max = " + text_of(in.glu_clamp_max),
-             text_of(in.glu_clamp_min));
+        fail("glu_clamp_min", "a number below glu_clamp_max = " + text_of(in.glu_clamp_max), text_of(in.glu_clamp_min));
       }
       out.geglu = {float(in.geglu_alpha), float(in.glu_clamp_max), float(in.glu_clamp_min), offset, by_value};
     } else if (out.activation == Activation::situglu) {

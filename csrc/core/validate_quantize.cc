@@ -111,8 +111,9 @@ std::optional<Error> validate(Tensor const& slots, Tensor const& padded_offsets,
     int64_t const experts = padded_offsets.size[0], columns = slots.size[1];
     check("dbias", dbias).dtype({DType::bfloat16}).shape({experts, columns, 1}, "(L, N, 1)").contiguous().aligned(2);
     if (slots.device.type == Device::Type::cpu) check_offset_values(padded_offsets, slots.size[0] * kDbiasSlotRows);
-    reduction = {slots.device, slots.size[0],           columns, experts, slots.as<uint16_t>(),
-                 padded_offsets.as<int32_t>(), dbias.as<uint16_t>()};
+    reduction = {
+        slots.device,        slots.size[0], columns, experts, slots.as<uint16_t>(), padded_offsets.as<int32_t>(),
+        dbias.as<uint16_t>()};
   } catch (CheckFailure const& failure) {
     return failure.error;
   }

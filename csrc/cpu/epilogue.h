@@ -15,8 +15,8 @@ static_assert(kQuantBlock == kInterleave, "a block of D is one gate block or one
 // Running reductions over the blocks of one 32-row band or one tile.
 template <int kWidth>
 struct Lanes {
-  alignas(64) float dprob[kBlock][kBlock];                // [row][lane]
-  alignas(64) uint32_t amax[kWidth][kBlock];              // magnitude bits
+  alignas(64) float dprob[kBlock][kBlock];    // [row][lane]
+  alignas(64) uint32_t amax[kWidth][kBlock];  // magnitude bits
 };
 
 // Quantises one 32 x 32 block of D by rows and by columns. column: its first column in D; count: columns that exist.

@@ -16,10 +16,10 @@ struct Tile {
 
 // Partial results that several tiles add to: one slot each, summed in a fixed order afterwards.
 struct Partials {
-  float* dprob;            // [m][dprob_slots]
+  float* dprob;  // [m][dprob_slots]
   int64_t dprob_slots;
-  float* dbias;            // [m / 128][d_columns], or null
-  float* amax;             // [row tile][column tile][width], or null
+  float* dbias;  // [m / 128][d_columns], or null
+  float* amax;   // [row tile][column tile][width], or null
   int64_t column_tiles;
 };
 

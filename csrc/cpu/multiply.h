@@ -1,10 +1,10 @@
-// product = A_tile * B_tile^T in FP32: operands are dequantised block by block (exactly: every product of a value and its
-// scale fits FP32), never as a whole; the multiply is a register-blocked kernel in the compiler's vector types.
+// product = A_tile * B_tile^T in FP32: operands are dequantised block by block (exactly: every product of a value and
+// its scale fits FP32), never as a whole; the multiply is a register-blocked kernel in the compiler's vector types.
 #pragma once
 
+#include "../core/scale_layout.h"
 #include "convert.h"
 #include "kernels.h"
-#include "../core/scale_layout.h"
 
 namespace cudnn_grouped::cpu {
 namespace {
@@ -60,8 +60,8 @@ inline ExpertWeights weights_of(GroupedGemm const& p, int64_t expert) {
   int64_t const* scale_pointers = p.sfb_list.empty() ? p.sfb_pointers : p.sfb_list.data();
   void const* b = pointers ? reinterpret_cast<void const*>(pointers[expert])
                            : static_cast<char const*>(p.b) + expert * p.b_expert_bytes;
-  uint8_t const* sfb = scale_pointers ? reinterpret_cast<uint8_t const*>(scale_pointers[expert])
-                                      : p.sfb + expert * p.sfb_expert_bytes;
+  uint8_t const* sfb =
+      scale_pointers ? reinterpret_cast<uint8_t const*>(scale_pointers[expert]) : p.sfb + expert * p.sfb_expert_bytes;
   return {b, sfb};
 }
 

@@ -103,8 +103,7 @@ inline void quantise_columns(QuantizeProblem const& p, int64_t begin, int64_t en
           if (r % 2) continue;
           for (int i = 0; i < count; ++i) {
             int64_t const at = (batch * p.columns + column + i) * p.rows + row + r;
-            data[at / 2] =
-                uint8_t(Format::encode(x[r][i] * factor[i]) | Format::encode(x[r + 1][i] * factor[i]) << 4);
+            data[at / 2] = uint8_t(Format::encode(x[r][i] * factor[i]) | Format::encode(x[r + 1][i] * factor[i]) << 4);
           }
         } else {
           uint8_t* out = data + (batch * p.rows + row + r) * p.columns + column;
