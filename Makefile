@@ -19,10 +19,11 @@ venv: .venv/.built .venv/.installed
 demo: venv
 	$(BIN)/python -m cudnn_grouped demo
 
+# One thread a worker: tests that are about threads set their number themselves.
 # The tests compile the CUDA code as well: a machine without a toolkit gets the compiler from the package index.
 test: $(if $(NVCC),,.venv/.cuda-build)
 	@$(MAKE) --no-print-directory venv
-	$(BIN)/python -m pytest -q -n $(WORKERS) tests $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) tests $(PYTEST_ARGS)
 
 lint: .venv/.lint
 	$(BIN)/ruff check .

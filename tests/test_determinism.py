@@ -47,6 +47,28 @@ def test_twenty_runs(case, deterministic, threads):
                 assert torch.equal(tensor, reference[name]), (name, count)
 
 
+def test_twenty_runs_of_sums_that_cancel(threads):
+    """Eight blocks of the same 128 rows with weights that add up to zero: dbias is all rounding error, so BF16 shows
+    each change of the order in which the blocks are added."""
+    case = Case("dsrelu", (1024,), n=96, k=64, d="f32", dbias=True, sf_form="flat")
+    built = cases.build(case)
+    for i in (0, 2):
+        rows = cases.raw(built.positional[i])[:128]
+        built.positional[i] = rows.repeat(8, 1, 1).view(built.positional[i].dtype)
+    atoms = cases.raw(built.keywords["sfa"]).view(8, -1)
+    atoms.copy_(atoms[:1].clone().expand_as(atoms))
+    weights = torch.tensor([1.0, -0.3, 0.7, -1.9, 0.61, -0.37, 1.23, 0.0])
+    weights[-1] = -weights.sum()
+    built.positional[5].copy_((weights[:, None] * torch.linspace(0.5, 1.5, 128)).reshape(-1, 1, 1))
+    reference = bits(cases.call(built)[0])
+    assert reference["dbias"].any()
+    for count, runs in ((1, 10), (2, 10), (4, 3)):
+        threads(count)
+        for _ in range(runs):
+            for name, tensor in bits(cases.call(built)[0]).items():
+                assert torch.equal(tensor, reference[name]), (name, count)
+
+
 def test_large_n(threads):
     """N = 2880, 12 tiles of 256: the size at which an unordered dprob shows."""
     built = cases.build(Case("dsrelu", (256, 512), n=5440, k=32, dbias=True))
