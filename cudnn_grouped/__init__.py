@@ -6,13 +6,20 @@ from . import library
 
 library.load()
 
-from . import ops  # noqa: E402, F401  fakes of the operators that library.load() defined
+from . import autograd, ops, ops_forward  # noqa: E402, F401  fakes and autograd of the operators
 from .api import (  # noqa: E402
     GroupedGemmDgluSm100,
     GroupedGemmDsreluSm100,
+    GroupedGemmGluSm100,
+    GroupedGemmSreluSm100,
     TupleDict,
     grouped_gemm_dglu_wrapper_sm100,
     grouped_gemm_dsrelu_wrapper_sm100,
+    grouped_gemm_glu_wrapper_sm100,
+    grouped_gemm_quant_wrapper_sm100,
+    grouped_gemm_srelu_wrapper_sm100,
+    grouped_gemm_wgrad_wrapper_sm100,
+    grouped_gemm_wrapper_sm100,
 )
 from .quantize import dequantize, quantize  # noqa: E402
 from .scales import pack_scales, padded_offsets_from_counts, scale_shape, unpack_scales  # noqa: E402
@@ -22,10 +29,17 @@ __version__ = library.C.version()
 __all__ = [
     "GroupedGemmDgluSm100",
     "GroupedGemmDsreluSm100",
+    "GroupedGemmGluSm100",
+    "GroupedGemmSreluSm100",
     "TupleDict",
     "dequantize",
     "grouped_gemm_dglu_wrapper_sm100",
     "grouped_gemm_dsrelu_wrapper_sm100",
+    "grouped_gemm_glu_wrapper_sm100",
+    "grouped_gemm_quant_wrapper_sm100",
+    "grouped_gemm_srelu_wrapper_sm100",
+    "grouped_gemm_wgrad_wrapper_sm100",
+    "grouped_gemm_wrapper_sm100",
     "pack_scales",
     "padded_offsets_from_counts",
     "quantize",

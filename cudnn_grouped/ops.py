@@ -48,13 +48,13 @@ def _check_devices(**tensors):
 
 
 @torch.library.register_fake("cudnn_grouped::dsrelu")
-def _(a, b, c, padded_offsets, alpha, prob, *, sfa=None, d_dtype=None, generate_dbias=False, **options):
+def _(a, b, c, padded_offsets, alpha, prob, sfa=None, *tensors, d_dtype=None, generate_dbias=False, **options):
     _check_devices(a=a, b=b, c=c, padded_offsets=padded_offsets, alpha=alpha, prob=prob, sfa=sfa)
     return _backward(a, c, padded_offsets, prob, sfa, d_dtype, generate_dbias, (1,))
 
 
 @torch.library.register_fake("cudnn_grouped::dglu")
-def _(a, b, c, padded_offsets, alpha, beta, prob, *, sfa=None, d_dtype=None, generate_dbias=False, **options):
+def _(a, b, c, padded_offsets, alpha, beta, prob, sfa=None, *tensors, d_dtype=None, generate_dbias=False, **options):
     _check_devices(a=a, b=b, c=c, padded_offsets=padded_offsets, alpha=alpha, beta=beta, prob=prob, sfa=sfa)
     return _backward(a, c, padded_offsets, prob, sfa, d_dtype, generate_dbias, (2, 1))
 

@@ -143,7 +143,7 @@ BOTH = [
     (EVERY, "dense_k", like("a_tensor", lambda a: some(*a.shape, dtype=torch.int8)), "a_tensor", "sample_a"),
     (EVERY, "dense_k", like("b_tensor", lambda b: some(*b.shape, dtype=torch.float16)), "b_tensor", "sample_b"),
     ((S8, G8), "dense_k", like("b_tensor", lambda b: b.view(torch.float8_e5m2)), "b_tensor", "sample_b"),
-    ((S8,), "dense_k", like("a_tensor", lambda a: a.to(torch.bfloat16)), "a_tensor", "sample_a"),
+    ((S8,), "dense_k", like("a_tensor", lambda a: a.to(torch.float32)), "a_tensor", "sample_a"),
     (EVERY, "dense_k", like("c_tensor", lambda c: c.to(torch.float64)), "c_tensor", "sample_c"),
     ((GB,), "dense_k", like("c_tensor", lambda c: c.to(torch.float8_e4m3fn)), "c_tensor", "sample_c"),
     (SCALED, "dense_k", like("sfa_tensor", lambda s: s.view(torch.int8)), "sfa_tensor", "sample_sfa"),
@@ -171,7 +171,6 @@ BOTH = [
     *options((GB,), "sf_vec_size", 32),
     *options((GB,), "discrete_col_sfd", True),
     *options((GB,), "epilogue_op", "relu"),
-    *options((GB,), "act_func", "dsituglu"),
     # options
     *options(EVERY, "acc_dtype", torch.bfloat16),
     *options(EVERY, "m_aligned", 128, None),

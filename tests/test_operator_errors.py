@@ -172,7 +172,7 @@ def row(bases: str, argument: str, what):
 for bases, name, to in (
     ("S8 G8 S4 G4 GB", "a", F32),
     ("S8 G8", "a", F16),
-    ("S8 S4", "a", BF16),  # dsrelu has no BF16 operands
+    ("S4", "a", F16),
     ("S8 G8 GB", "a", I32),
     ("S8 G8 S4 G4", "b", F32),
     ("S8 G8", "b", E5M2),
@@ -333,7 +333,6 @@ row("GB", "norm_const", put(norm_const=torch.ones(1)))
 row("GB", "sf_vec_size", put(sf_vec_size=32))
 row("GB", "discrete_col_sfd", put(discrete_col_sfd=True))
 row("GB", "epilogue_op", put(epilogue_op="relu"))
-row("GB", "act_func", put(act_func="dsituglu"))
 row(
     "GB",
     "use_single_group_runtime_offsets",

@@ -49,25 +49,52 @@ std::vector<Tensor> tensors_from(py::dict const& tensors, char const* name) {
   return result;
 }
 
-py::object check(std::string const& operation, py::dict const& tensors, py::dict const& options) {
+// "dglu", "dglu_out", ...: an operation, and whether its outputs are given.
+Arguments arguments_of(std::string const& operation) {
   Arguments a;
-  a.has_outputs = operation == "dsrelu_out" || operation == "dglu_out";
-  if (!a.has_outputs && operation != "dsrelu" && operation != "dglu") {
-    throw py::value_error("operation: expected dsrelu, dglu, dsrelu_out or dglu_out, got " + operation);
+  std::string name = operation;
+  if (name.size() > 4 && name.substr(name.size() - 4) == "_out") {
+    a.has_outputs = true;
+    name.resize(name.size() - 4);
   }
-  a.operation = operation.rfind("dsrelu", 0) == 0 ? Operation::dsrelu : Operation::dglu;
+  for (Operation o :
+       {Operation::dsrelu, Operation::dglu, Operation::dact, Operation::srelu, Operation::glu, Operation::mm}) {
+    if (name != name_of(o)) continue;
+    a.operation = o;
+    if (o == Operation::glu) a.act_func = "swiglu";  // the operator's default
+    return a;
+  }
+  throw py::value_error("operation: expected dsrelu, dglu, dact, srelu, glu or mm, or one with _out, got " + operation);
+}
+
+py::object check(std::string const& operation, py::dict const& tensors, py::dict const& options) {
+  Arguments a = arguments_of(operation);
   a.values_readable = false;
   struct Slot {
     char const* name;
     Tensor& tensor;
   };
-  for (Slot const& slot :
-       {Slot{"a", a.a}, Slot{"c", a.c}, Slot{"padded_offsets", a.padded_offsets}, Slot{"alpha", a.alpha},
-        Slot{"beta", a.beta}, Slot{"prob", a.prob}, Slot{"sfa", a.sfa}, Slot{"norm_const", a.norm_const},
-        Slot{"b_ptrs", a.b_ptrs}, Slot{"sfb_ptrs", a.sfb_ptrs}, Slot{"d_row", a.d_row}, Slot{"d_col", a.d_col},
-        Slot{"dprob", a.dprob}, Slot{"dbias", a.dbias}, Slot{"amax", a.amax}, Slot{"sfd_row", a.sfd_row},
-        Slot{"sfd_col", a.sfd_col}, Slot{"dprob_workspace", a.dprob_workspace},
-        Slot{"dbias_workspace", a.dbias_workspace}}) {
+  for (Slot const& slot : {Slot{"a", a.a},
+                           Slot{"c", a.c},
+                           Slot{"padded_offsets", a.padded_offsets},
+                           Slot{"alpha", a.alpha},
+                           Slot{"beta", a.beta},
+                           Slot{"prob", a.prob},
+                           Slot{"sfa", a.sfa},
+                           Slot{"norm_const", a.norm_const},
+                           Slot{"b_ptrs", a.b_ptrs},
+                           Slot{"sfb_ptrs", a.sfb_ptrs},
+                           Slot{"bias", a.bias},
+                           Slot{"d", a.d_row},
+                           Slot{"d_row", a.d_row},
+                           Slot{"d_col", a.d_col},
+                           Slot{"dprob", a.dprob},
+                           Slot{"dbias", a.dbias},
+                           Slot{"amax", a.amax},
+                           Slot{"sfd_row", a.sfd_row},
+                           Slot{"sfd_col", a.sfd_col},
+                           Slot{"dprob_workspace", a.dprob_workspace},
+                           Slot{"dbias_workspace", a.dbias_workspace}}) {
     if (tensors.contains(slot.name)) slot.tensor = tensor_from(tensors[slot.name]);
   }
   a.b = tensors_from(tensors, "b");
@@ -83,7 +110,9 @@ py::object check(std::string const& operation, py::dict const& tensors, py::dict
   read_dtype("b_dtype", a.b_dtype);
   read("b_major", a.b_major);
   read_dtype("d_dtype", a.d_dtype);
+  read_dtype("c_dtype", a.c_dtype);
   read("generate_dbias", a.generate_dbias);
+  read("generate_c", a.generate_c);
   read("sf_vec_size", a.sf_vec_size);
   read("discrete_col_sfd", a.discrete_col_sfd);
   read("deterministic", a.deterministic);

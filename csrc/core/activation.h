@@ -16,6 +16,13 @@ struct Gradient {
   float prob_term;
 };
 
+// The plain GEMM. Backward, it gives row sums of r * c and column sums of prob * r.
+struct Identity {
+  static constexpr int kWidth = 1;
+  CG_HD float forward(float const (&x)[1]) const { return x[0]; }
+  CG_HD Gradient<1> backward(float r, float const (&x)[1], float prob) const { return {{r * prob}, r * x[0]}; }
+};
+
 // dsrelu.txt, "Equations"; decisions F1. With a soft clamp s, relu(x) becomes b = s tanh(relu(x)/s).
 template <bool kClamped>
 struct SquaredReLU {

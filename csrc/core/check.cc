@@ -1,5 +1,6 @@
 #include "check.h"
 
+#include <algorithm>
 #include <sstream>
 
 #include "scale_layout.h"
@@ -126,6 +127,35 @@ void check_scales(TensorCheck const& check, std::string const& name, Tensor cons
          shape_text(tensor), "pack_scales makes this layout from a plain (rows, blocks) tensor");
   }
   check.aligned(16);
+}
+
+void check_overlaps(std::vector<NamedTensor> const& tensors, size_t outputs) {
+  struct Range {
+    size_t index;
+    char const *begin, *end;
+  };
+  std::vector<Range> ranges;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    Tensor const& t = tensors[i].tensor;
+    if (!t.present() || t.numel() == 0) continue;
+    int64_t extent = 1;
+    for (int d = 0; d < t.rank; ++d) extent += (t.size[d] - 1) * t.stride[d];
+    char const* begin = static_cast<char const*>(t.data);
+    ranges.push_back({i, begin, begin + extent * bytes_of(t.dtype)});
+  }
+  std::sort(ranges.begin(), ranges.end(), [](Range const& x, Range const& y) { return x.begin < y.begin; });
+  // Of the ranges so far, the one that reaches furthest; and of the outputs among them.
+  Range const *any = nullptr, *output = nullptr;
+  for (Range const& range : ranges) {
+    bool const is_output = range.index < outputs;
+    Range const* before = is_output ? any : output;
+    if (before && range.begin < before->end) {
+      auto const [first, second] = std::minmax(range.index, before->index);
+      fail(tensors[first].name, "memory of its own", "memory that overlaps " + tensors[second].name);
+    }
+    if (!any || range.end > any->end) any = &range;
+    if (is_output && (!output || range.end > output->end)) output = &range;
+  }
 }
 
 void check_offset_values(Tensor const& offsets, int64_t m) {

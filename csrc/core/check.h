@@ -56,6 +56,12 @@ class TensorCheck {
 // Scale factors of (rows, blocks) x batch: the documented 6-D view, its contiguous physical form, or a flat buffer.
 void check_scales(TensorCheck const& check, std::string const& name, Tensor const& tensor, int64_t rows, int64_t blocks,
                   int64_t batch);
+// No output may overlap another tensor. The first `outputs` of the tensors are the outputs; absent ones are skipped.
+struct NamedTensor {
+  std::string name;
+  Tensor const& tensor;
+};
+void check_overlaps(std::vector<NamedTensor> const& tensors, size_t outputs);
 // Offsets as values: multiples of kRowAlignment, non-decreasing, at most m. Host memory.
 void check_offset_values(Tensor const& offsets, int64_t m);
 

@@ -7,6 +7,7 @@
 
 #include "problem.h"
 #include "quantize_problem.h"
+#include "weight_gradient.h"
 
 namespace cudnn_grouped {
 
@@ -25,6 +26,8 @@ struct Engine {
   std::vector<int> capabilities;
   int64_t (*workspace_bytes)(GroupedGemm const&, int workers);
   void (*run)(GroupedGemm const&, Launch const&);
+  int64_t (*weight_gradient_workspace_bytes)(WeightGradient const&, int workers);
+  void (*weight_gradient)(WeightGradient const&, Launch const&);
   void (*quantize)(QuantizeProblem const&, Launch const&);
   void (*dequantize)(QuantizeProblem const&, Launch const&);
   void (*reduce_dbias)(DbiasReduction const&, Launch const&);

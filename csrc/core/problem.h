@@ -11,9 +11,12 @@
 
 namespace cudnn_grouped {
 
-enum class Operation : uint8_t { dsrelu, dglu };
+// dsrelu, dglu: GEMM, then the derivative of the activation at a saved C. dact: the same with the GEMM's value given.
+// srelu, glu: GEMM, then the activation. mm: GEMM alone.
+enum class Operation : uint8_t { dsrelu, dglu, dact, srelu, glu, mm };
+inline bool is_forward(Operation o) { return o == Operation::srelu || o == Operation::glu || o == Operation::mm; }
 enum class OperandFormat : uint8_t { bf16, e4m3, e5m2, e2m1 };
-enum class Activation : uint8_t { srelu, clamped_srelu, swiglu, geglu, situglu };
+enum class Activation : uint8_t { none, srelu, clamped_srelu, swiglu, geglu, situglu };
 
 // Offsets are multiples of this (m_aligned), so no M tile of any engine straddles two experts.
 inline constexpr int64_t kRowAlignment = 256;
@@ -27,12 +30,13 @@ struct Arguments {
   bool has_outputs = false;     // destination-passing form
   bool values_readable = true;  // false: metadata alone (check_support)
 
-  Tensor a, c, padded_offsets, alpha, beta, prob, sfa, norm_const, b_ptrs, sfb_ptrs;
+  // a is the GEMM's value itself in dact. c is an input of the backward operations and an output of the forward ones.
+  Tensor a, c, padded_offsets, alpha, beta, prob, bias, sfa, norm_const, b_ptrs, sfb_ptrs;
   std::vector<Tensor> b, sfb;  // one dense tensor, or one per expert
   std::optional<int64_t> n;
-  DType b_dtype = DType::none, d_dtype = DType::none;
+  DType b_dtype = DType::none, c_dtype = DType::none, d_dtype = DType::none;
   std::string b_major = "k";
-  bool generate_dbias = false;
+  bool generate_dbias = false, generate_c = false;
 
   int64_t sf_vec_size = 16;
   bool discrete_col_sfd = false;
@@ -44,7 +48,7 @@ struct Arguments {
   std::string c_role = "grad_output";  // dsrelu
   std::optional<double> tanh_clamp_scale;
 
-  std::string act_func = "dswiglu";  // dglu
+  std::string act_func = "dswiglu";  // dglu, dact; without the d in glu
   std::optional<double> linear_offset;
   double geglu_alpha = 1.702, glu_clamp_max = 7.0, glu_clamp_min = -7.0;
   std::string clamp_grad = "mask";
@@ -57,8 +61,8 @@ struct Arguments {
 
 struct GroupedGemm {
   Operation operation;
-  int64_t m, n, k, experts;
-  int64_t width;  // columns of C and D per column of the GEMM: 1, or 2 for the gated activations
+  int64_t m, n, k, experts;  // n: columns of the GEMM
+  int64_t width;             // saved columns that one activation takes: 1, or 2 (gate, up)
   Device device;
 
   OperandFormat operands;
@@ -66,7 +70,8 @@ struct GroupedGemm {
   int64_t sf_vec_size;
   DType c_dtype, d_dtype;
 
-  void const* a;
+  void const* a;  // dact: the value of the GEMM, of a_dtype
+  DType a_dtype;
   uint8_t const* sfa;
   // Weights: a dense tensor with a stride per expert (in bytes), or a table of addresses.
   void const* b;
@@ -76,11 +81,13 @@ struct GroupedGemm {
   std::vector<int64_t> b_list, sfb_list;  // addresses of a list of tensors, in host memory
   bool b_is_n_major;
 
-  void const* c;
+  void* c;  // read by the backward operations; written by the forward ones, where it may be null
   int32_t const* padded_offsets;
   bool single_group;                              // padded_offsets is not read: the one expert owns all m rows
-  float const *alpha, *beta, *prob, *norm_const;  // beta null: 1
+  float const *alpha, *beta, *prob, *norm_const;  // alpha, beta, prob null: 1
   bool alpha_squared;
+  void const* bias;  // (experts, n), added to the scaled accumulator; times prob in mm
+  DType bias_dtype;
 
   Activation activation;
   SquaredReLU<false> srelu;
@@ -93,7 +100,7 @@ struct GroupedGemm {
   void *d_row, *d_col;
   float* dprob;
   uint16_t* dbias;
-  float* amax;  // (experts, width)
+  float* amax;  // (experts, amax_width())
   uint8_t *sfd_row, *sfd_col;
   bool discrete_col_sfd;
   // The documented workspaces of the deterministic class API: one slot per (row, N tile) and per (128 rows, column).
@@ -103,9 +110,12 @@ struct GroupedGemm {
   bool deterministic, vector_f32, use_dynamic_sched;
   int64_t tile_m, tile_n, cluster_m, cluster_n;
 
-  int64_t d_columns() const { return n * width; }
+  bool forward() const { return is_forward(operation); }
+  int64_t c_columns() const { return forward() ? n : n * width; }
+  int64_t d_columns() const { return forward() ? n / width : n * width; }
   bool quantised() const { return d_dtype == DType::float8_e4m3fn || d_dtype == DType::float8_e5m2; }
   bool block_scaled() const { return operands != OperandFormat::bf16; }
+  int64_t amax_width() const { return forward() ? 1 : width; }
   // amax is returned for block-scaled operands with a 16-bit D (decisions F9).
   bool has_amax() const { return block_scaled() && (d_dtype == DType::bfloat16 || d_dtype == DType::float16); }
 };

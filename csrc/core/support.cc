@@ -39,41 +39,52 @@ DType dtype_named(std::string const& name) {
   return DType::other;
 }
 
-char const* name_of(Operation operation) { return operation == Operation::dsrelu ? "dsrelu" : "dglu"; }
+char const* name_of(Operation operation) {
+  static constexpr char const* names[] = {"dsrelu", "dglu", "dact", "srelu", "glu", "mm"};
+  return names[int(operation)];
+}
 
+// dGLU has one N tile in the documents.
 std::vector<int64_t> const& tile_ns(Operation operation) {
-  static std::vector<int64_t> const dsrelu = {128, 256}, dglu = {256};
-  return operation == Operation::dsrelu ? dsrelu : dglu;
+  static std::vector<int64_t> const both = {128, 256}, one = {256};
+  return operation == Operation::dglu ? one : both;
+}
+
+std::vector<std::string> const& activation_names(Operation operation) {
+  using Names = std::vector<std::string>;
+  static Names const none, forward = {"swiglu", "geglu", "situglu"}, backward = {"dswiglu", "dgeglu", "dsituglu"},
+                           any = {"dsrelu", "dswiglu", "dgeglu", "dsituglu", "identity"};
+  switch (operation) {
+    case Operation::glu:
+      return forward;
+    case Operation::dglu:
+      return backward;
+    case Operation::dact:
+      return any;
+    default:
+      return none;
+  }
 }
 
 std::vector<SupportRow> const& support_rows() {
   using D = DType;
-  static std::vector<D> const fp8 = {D::float8_e4m3fn, D::float8_e5m2};
-  static std::vector<D> const fp4 = {D::float4_e2m1fn_x2, D::uint8};
-  static std::vector<D> const plain = {D::bfloat16, D::float16, D::float32};
-  static std::vector<D> const any = {D::float32, D::float16, D::bfloat16, D::float8_e4m3fn, D::float8_e5m2};
-  static std::vector<std::string> const all_glu = {"dswiglu", "dgeglu", "dsituglu"};
-  static std::vector<SupportRow> const rows = {
-      {Operation::dsrelu, "MXFP8", fp8, {{D::float8_e8m0fnu, 32}}, any, any, {}, {"k", "n"}},
-      {Operation::dsrelu,
-       "NVFP4, MXFP4",
-       fp4,
-       {{D::float8_e4m3fn, 16}, {D::float8_e8m0fnu, 16}, {D::float8_e8m0fnu, 32}},
-       any,
-       plain,
-       {},
-       {"k"}},
-      {Operation::dglu, "BF16", {D::bfloat16}, {}, plain, plain, {"dswiglu", "dgeglu"}, {"k", "n"}},
-      {Operation::dglu, "MXFP8", fp8, {{D::float8_e8m0fnu, 32}}, any, any, all_glu, {"k", "n"}},
-      {Operation::dglu,
-       "NVFP4, MXFP4",
-       fp4,
-       {{D::float8_e4m3fn, 16}, {D::float8_e8m0fnu, 16}, {D::float8_e8m0fnu, 32}},
-       any,
-       plain,
-       all_glu,
-       {"k"}},
-  };
+  static std::vector<SupportRow> const rows = [] {
+    std::vector<D> const fp8 = {D::float8_e4m3fn, D::float8_e5m2}, fp4 = {D::float4_e2m1fn_x2, D::uint8};
+    std::vector<D> const plain = {D::bfloat16, D::float16, D::float32};
+    std::vector<D> const any = {D::float32, D::float16, D::bfloat16, D::float8_e4m3fn, D::float8_e5m2};
+    std::vector<SupportRow> table;
+    for (Operation o : {Operation::dsrelu, Operation::dglu, Operation::srelu, Operation::glu, Operation::mm}) {
+      auto const& activations = activation_names(o);
+      table.push_back({o, "BF16", {D::bfloat16}, {}, plain, plain, activations, {"k", "n"}});
+      table.push_back({o, "MXFP8", fp8, {{D::float8_e8m0fnu, 32}}, any, any, activations, {"k", "n"}});
+      std::vector<std::pair<D, int>> const fp4_scales = {
+          {D::float8_e4m3fn, 16}, {D::float8_e8m0fnu, 16}, {D::float8_e8m0fnu, 32}};
+      table.push_back({o, "NVFP4, MXFP4", fp4, fp4_scales, any, plain, activations, {"k"}});
+    }
+    table.push_back(
+        {Operation::dact, "the GEMM's value", plain, {}, any, plain, activation_names(Operation::dact), {}});
+    return table;
+  }();
   return rows;
 }
 

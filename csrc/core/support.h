@@ -22,5 +22,7 @@ struct SupportRow {
 CG_API std::vector<SupportRow> const& support_rows();
 CG_API std::vector<int64_t> const& tile_ns(Operation operation);
 CG_API char const* name_of(Operation operation);
+// act_func of the operation; empty where it has one activation.
+CG_API std::vector<std::string> const& activation_names(Operation operation);
 
 }  // namespace cudnn_grouped

@@ -41,8 +41,12 @@ inline void store_run(DType dtype, void* base, int64_t at, float const* in, int 
       return encode_run<float>(base, at, in, count, [](float v) { return v; });
     case DType::bfloat16:
       return encode_run<uint16_t>(base, at, in, count, [](float v) { return encode_bf16(v); });
-    default:
+    case DType::float16:
       return encode_run<uint16_t>(base, at, in, count, [](float v) { return encode_fp16(v); });
+    case DType::float8_e4m3fn:
+      return encode_run<uint8_t>(base, at, in, count, [](float v) { return encode_e4m3(v); });
+    default:
+      return encode_run<uint8_t>(base, at, in, count, [](float v) { return encode_e5m2(v); });
   }
 }
 

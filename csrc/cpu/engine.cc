@@ -66,9 +66,11 @@ struct Buffers {
     int64_t const row_tiles = p.m / kTileRows, column_tiles = ceil_div(p.n, p.tile_n);
     partials.column_tiles = column_tiles;
     partials.dprob_slots = grid_n(p.n, p.tile_n, p.cluster_n);
-    partials.dprob = p.dprob_slots ? p.dprob_slots : arena.take<float>(p.m * partials.dprob_slots);
+    partials.dprob = p.forward()     ? nullptr
+                     : p.dprob_slots ? p.dprob_slots
+                                     : arena.take<float>(p.m * partials.dprob_slots);
     partials.dbias = p.dbias ? arena.take<float>(p.m / kDbiasSlotRows * p.d_columns()) : nullptr;
-    partials.amax = p.amax ? arena.take<float>(row_tiles * column_tiles * p.width) : nullptr;
+    partials.amax = p.amax ? arena.take<float>(row_tiles * column_tiles * p.amax_width()) : nullptr;
     scratch = arena.take<Scratch>(workers);
   }
 };
@@ -101,6 +103,10 @@ void zero_tails(GroupedGemm const& p, int64_t rows) {
   int64_t const row_bytes = p.d_columns() * bytes_of(p.d_dtype), tail = p.m - rows;
   std::memset(static_cast<char*>(p.d_row) + rows * row_bytes, 0, tail * row_bytes);
   if (p.d_col && p.d_col != p.d_row) std::memset(static_cast<char*>(p.d_col) + rows * row_bytes, 0, tail * row_bytes);
+  if (p.forward() && p.c) {
+    int64_t const c_bytes = p.c_columns() * bytes_of(p.c_dtype);
+    std::memset(static_cast<char*>(p.c) + rows * c_bytes, 0, tail * c_bytes);
+  }
   if (p.dprob && !p.dprob_slots) std::memset(p.dprob + rows, 0, tail * sizeof(float));
 }
 
@@ -150,8 +156,9 @@ void fold_amax(GroupedGemm const& p, Partials const& partials) {
     int64_t const first = start_of(p, g) / kTileRows * partials.column_tiles;
     int64_t const last = end_of(p, g) / kTileRows * partials.column_tiles;
     for (int64_t tile = first; tile < last; ++tile) {
-      for (int64_t w = 0; w < p.width; ++w) {
-        p.amax[g * p.width + w] = propagating_max(p.amax[g * p.width + w], partials.amax[tile * p.width + w]);
+      for (int64_t w = 0; w < p.amax_width(); ++w) {
+        float& amax = p.amax[g * p.amax_width() + w];
+        amax = propagating_max(amax, partials.amax[tile * p.amax_width() + w]);
       }
     }
   }
@@ -165,7 +172,7 @@ void run(GroupedGemm const& p, Launch const& launch) {
   zero_tails(p, rows);
   zero_scales(p);
   if (p.m == 0) return;
-  std::memset(partials.dprob, 0, p.m * partials.dprob_slots * sizeof(float));
+  if (partials.dprob) std::memset(partials.dprob, 0, p.m * partials.dprob_slots * sizeof(float));
   if (partials.dbias) std::memset(partials.dbias, 0, p.m / kDbiasSlotRows * p.d_columns() * sizeof(float));
   // Each worker claims tiles until none is left; a tile's results do not depend on who computes it.
   int64_t const tiles = rows / kTileRows * partials.column_tiles;
@@ -175,9 +182,32 @@ void run(GroupedGemm const& p, Launch const& launch) {
       kernels().tile(p, tile_at(p, i, partials.column_tiles), partials, buffers.scratch[worker]);
     }
   });
-  add_dprob(p, partials, rows);
+  if (partials.dprob) add_dprob(p, partials, rows);
   if (partials.dbias) add_dbias(p, partials, buffers.scratch[0]);
   if (partials.amax) fold_amax(p, partials);
+}
+
+int64_t weight_gradient_workspace_bytes(WeightGradient const&, int workers) {
+  return workers * int64_t(sizeof(Scratch));
+}
+
+void weight_gradient(WeightGradient const& p, Launch const& launch) {
+  Scratch* scratch = static_cast<Scratch*>(launch.workspace);
+  int64_t const row_tiles = ceil_div(p.a.rows, kTileRows), column_tiles = ceil_div(p.b.rows, kTileColumns);
+  int64_t const tiles = p.experts * row_tiles * column_tiles;
+  std::atomic<int64_t> next{0};
+  launch.parallel_for(launch.workers, [&](int64_t worker) {
+    for (int64_t i = next++; i < tiles; i = next++) {
+      WeightTile tile;
+      tile.expert = i / (row_tiles * column_tiles);
+      tile.start = tile.expert ? p.padded_offsets[tile.expert - 1] : 0;
+      tile.tokens = p.padded_offsets[tile.expert] - tile.start;
+      tile.row = i / column_tiles % row_tiles * kTileRows, tile.column = i % column_tiles * kTileColumns;
+      tile.rows = std::min(kTileRows, p.a.rows - tile.row);
+      tile.columns = std::min(kTileColumns, p.b.rows - tile.column);
+      kernels().weight_gradient_tile(p, tile, scratch[worker]);
+    }
+  });
 }
 
 template <class Strip>
@@ -217,7 +247,16 @@ void reduce_dbias(DbiasReduction const& p, Launch const&) {
 }
 
 bool const registered = [] {
-  register_engine({"cpu", Device::Type::cpu, {}, workspace_bytes, run, quantize, dequantize, reduce_dbias});
+  register_engine({"cpu",
+                   Device::Type::cpu,
+                   {},
+                   workspace_bytes,
+                   run,
+                   weight_gradient_workspace_bytes,
+                   weight_gradient,
+                   quantize,
+                   dequantize,
+                   reduce_dbias});
   return true;
 }();
 

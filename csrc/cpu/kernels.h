@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../core/quantize_problem.h"
+#include "../core/weight_gradient.h"
 
 namespace cudnn_grouped::cpu {
 
@@ -14,12 +15,18 @@ struct Tile {
   int64_t row_tile, column_tile;
 };
 
+// One tile of an expert's weight gradient.
+struct WeightTile {
+  int64_t expert, start, tokens;
+  int64_t row, rows, column, columns;
+};
+
 // Partial results that several tiles add to: one slot each, summed in a fixed order afterwards.
 struct Partials {
-  float* dprob;  // [m][dprob_slots]
+  float* dprob;  // [m][dprob_slots], or null
   int64_t dprob_slots;
   float* dbias;  // [m / 128][d_columns], or null
-  float* amax;   // [row tile][column tile][width], or null
+  float* amax;   // [row tile][column tile][amax_width()], or null
   int64_t column_tiles;
 };
 
@@ -33,6 +40,7 @@ struct Scratch {
 
 struct Kernels {
   void (*tile)(GroupedGemm const&, Tile const&, Partials const&, Scratch&);
+  void (*weight_gradient_tile)(WeightGradient const&, WeightTile const&, Scratch&);
   // A strip of the quantiser: blocks [begin, end) of its outer loop (rows, or blocks of rows when by_column).
   void (*quantize)(QuantizeProblem const&, int64_t begin, int64_t end);
   void (*dequantize)(QuantizeProblem const&, int64_t begin, int64_t end);

@@ -139,17 +139,29 @@ inline void multiply_registers(float const* a, float const* panel, int count, bo
   }
 }
 
+// dact: the GEMM's value is given.
+inline void load_product(GroupedGemm const& p, Tile const& tile, Scratch& scratch) {
+  for (int64_t r = 0; r < kTileRows; ++r) {
+    load_run(p.a_dtype, p.a, (tile.row + r) * p.n + tile.column, scratch.product + r * kTileColumns, int(tile.columns));
+  }
+}
+
+// The panels of B in scratch.b times `rows` rows of A in scratch.a, added to the product.
+inline void multiply_panels(Scratch& scratch, int64_t rows, int64_t columns, int count, bool first) {
+  for (int64_t column = 0; column < columns; column += kPanel) {
+    for (int64_t row = 0; row < rows; row += kRegisterRows) {
+      multiply_registers(scratch.a + row * kDepth, scratch.b + column * kDepth, count, first,
+                         scratch.product + row * kTileColumns + column);
+    }
+  }
+}
+
 inline void multiply_tile(GroupedGemm const& p, Tile const& tile, Scratch& scratch) {
   for (int64_t k = 0; k < p.k; k += kDepth) {
     int const count = int(p.k - k < kDepth ? p.k - k : kDepth);
     load_a(p, tile, k, count, scratch.a);
     load_b(p, tile, k, count, scratch);
-    for (int64_t column = 0; column < tile.columns; column += kPanel) {
-      for (int64_t row = 0; row < kTileRows; row += kRegisterRows) {
-        multiply_registers(scratch.a + row * kDepth, scratch.b + column * kDepth, count, k == 0,
-                           scratch.product + row * kTileColumns + column);
-      }
-    }
+    multiply_panels(scratch, kTileRows, tile.columns, count, k == 0);
   }
 }
 

@@ -9,8 +9,8 @@ import numbers
 import torch
 
 _TENSORS = (
-    *("a", "b", "c", "sfa", "sfb", "alpha", "beta", "prob", "norm_const"),
-    *("d_row", "d_col", "dprob", "dbias", "amax", "sfd_row", "sfd_col", "dprob_workspace", "dbias_workspace"),
+    *("a", "b", "c", "sfa", "sfb", "alpha", "beta", "prob", "bias", "norm_const"),
+    *("d", "d_row", "d_col", "dprob", "dbias", "amax", "sfd_row", "sfd_col", "dprob_workspace", "dbias_workspace"),
 )
 
 # Parameters of the documents that have one legal value: None stands for it where the default is None.
@@ -44,12 +44,14 @@ _OPTION_TYPES = {
     **dict.fromkeys(("situ_beta2", "tanh_clamp_scale"), "a number"),
     **dict.fromkeys(("generate_dbias", "discrete_col_sfd", "deterministic", "vector_f32"), "a bool"),
     **dict.fromkeys(("use_dynamic_sched", "use_single_group_runtime_offsets"), "a bool"),
+    **dict.fromkeys(("generate_c", "generate_amax", "accumulate_on_output"), "a bool"),
     **dict.fromkeys(("b_major", "c_role", "act_func", "clamp_grad", "epilogue_op"), "a str"),
-    **dict.fromkeys(("b_dtype", "d_dtype"), "a torch.dtype"),
+    **dict.fromkeys(("output_mode", "input_order"), "a str"),
+    **dict.fromkeys(("b_dtype", "c_dtype", "d_dtype", "wgrad_dtype"), "a torch.dtype"),
     **dict.fromkeys(("mma_tiler_mn", "cluster_shape_mn", "b_shape"), "a pair of ints"),
 }
 _OPTIONAL = {
-    *("n", "num_experts", "b_dtype", "d_dtype", "b_shape", "cluster_shape_mn"),
+    *("n", "num_experts", "b_dtype", "c_dtype", "d_dtype", "wgrad_dtype", "b_shape", "cluster_shape_mn"),
     *("tanh_clamp_scale", "linear_offset", "clamp_grad", "epilogue_op", "deterministic"),
 }
 

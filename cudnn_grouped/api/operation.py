@@ -117,6 +117,8 @@ class GroupedGemmOperation:
 
     operator = None
     required = ()
+    outputs = ("d_row", "dprob")  # those that must be given
+    fixed_sizes = (("a", "K", 1), ("c", "columns", 1), ("padded_offsets", "experts", 0))
 
     def __init__(self, samples, options, constants, *, num_experts, b_shape, b_dtype):
         discrete = {"num_experts": num_experts, "b_shape": b_shape, "b_dtype": b_dtype}
@@ -137,11 +139,11 @@ class GroupedGemmOperation:
         check_constants(self._constants)
         check_options(self._options)
         check_options({"num_experts": self._num_experts, "b_shape": self._b_shape, "b_dtype": self._b_dtype})
-        check_tensors(self._samples, (*self.required, "d_row", "dprob"), sample_name)
+        check_tensors(self._samples, (*self.required, *self.outputs), sample_name)
         self._check_samples()
         options = self._resolve(self._options)
         device = self._device()
-        descriptions = _descriptions(self._samples, device)
+        descriptions = _descriptions(self._operands(self._samples, sample_name), device)
         if not self._dense:
             options = {**options, **self._discrete_options()}
             descriptions["b_ptrs"] = _pointer_table(self._num_experts, device)
@@ -166,14 +168,14 @@ class GroupedGemmOperation:
         self.compile()
         return self.execute(*args, **kwargs)
 
-    def _execute(self, tensors, current_stream):
+    def _execute(self, tensors, current_stream, options=None):
         if self._compiled is None:
             raise RuntimeError("execute: expected compile() before it, got an operation that is not compiled")
         check_tensors(tensors, self.required, call_name)
         self._check_presence(tensors)
         self._check_facts(tensors)
         with launch_stream(current_stream, tensors["a"].device) as record, translated_errors(call_name):
-            _call(f"{self.operator}_out", tensors, self._resolved)
+            _call(f"{self.operator}_out", self._operands(tensors, call_name), {**self._resolved, **(options or {})})
             record(_flat(tensors), ())
 
     def _check_samples(self):
@@ -181,6 +183,10 @@ class GroupedGemmOperation:
 
     def _resolve(self, options):
         return {**options, "deterministic": resolve_deterministic(options["deterministic"])}
+
+    def _operands(self, tensors, name_of):
+        """The tensors as the operator takes them."""
+        return tensors
 
     def _device(self):
         for sample in _flat(self._samples):
@@ -224,7 +230,7 @@ class GroupedGemmOperation:
             if value is not None and argument not in ("b_ptrs", "sfb_ptrs"):
                 first = as_list(value)[0] if as_list(value) else None
                 facts[argument] = {"dtype": getattr(first, "dtype", None)}
-        for argument, fact, axis in (("a", "K", 1), ("c", "columns", 1), ("padded_offsets", "experts", 0)):
+        for argument, fact, axis in self.fixed_sizes:
             shape = tensors[argument].shape
             facts[argument][fact] = shape[axis] if len(shape) > axis else None
         if tensors["b"] is not None:

@@ -1,0 +1,135 @@
+"""How a recipe gives operands to the grouped GEMMs: BF16 as they are, MXFP8 and NVFP4 quantised.
+
+A weight (L, N, K) is an operand twice: for the forward GEMM in blocks along K, for the input gradient in blocks along N.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from ..quantize import quantize
+
+_OPS = torch.ops.cudnn_grouped
+
+
+class Operand(NamedTuple):
+    """A GEMM operand: data, scale factors or None, and the factor its values were multiplied by, or None."""
+
+    data: torch.Tensor
+    scales: torch.Tensor | None = None
+    norm: torch.Tensor | None = None
+
+
+class TokenOperand(NamedTuple):
+    """An operand of the weight gradient, (M, columns): its blocks run along the tokens of each expert."""
+
+    data: torch.Tensor
+    scales: torch.Tensor | None = None
+
+
+class BF16:
+    """BF16 throughout."""
+
+    hidden_dtype = torch.bfloat16
+    options = {}  # noqa: RUF012
+
+    @staticmethod
+    def rows(x, padded_offsets):
+        """The GEMM's A; rows past the last offset have no influence on the others."""
+        return Operand(x.to(torch.bfloat16))
+
+    @staticmethod
+    def weight(w):
+        return Operand(w.to(torch.bfloat16).permute(1, 2, 0))
+
+    @staticmethod
+    def weight_transposed(w):
+        return Operand(w.to(torch.bfloat16).permute(2, 1, 0))
+
+    @staticmethod
+    def tokens(x, padded_offsets):
+        return TokenOperand(x.to(torch.bfloat16))
+
+    @classmethod
+    def from_gemm(cls, d, d_col, sfd_row, sfd_col, padded_offsets):
+        """The two operands that a fused GEMM's D makes: of the next GEMM, and of the weight gradient."""
+        return cls.rows(d, padded_offsets), cls.tokens(d, padded_offsets)
+
+
+class MXFP8(BF16):
+    """e4m3 data with a power-of-two scale per 32 values. D comes quantised by rows and by columns: nothing to do."""
+
+    hidden_dtype = torch.float8_e4m3fn
+    options = {"sf_vec_size": 32, "discrete_col_sfd": True}  # noqa: RUF012
+
+    @staticmethod
+    def rows(x, padded_offsets):
+        return Operand(*quantize(x, "mxfp8"))
+
+    @staticmethod
+    def weight(w):
+        return Operand(*quantize(w.permute(1, 2, 0), "mxfp8"))
+
+    @staticmethod
+    def weight_transposed(w):
+        data, scales = quantize(w.permute(1, 2, 0), "mxfp8", axis="col")
+        return Operand(data.transpose(0, 1), scales)
+
+    @staticmethod
+    def tokens(x, padded_offsets):
+        return TokenOperand(*quantize(x, "mxfp8", axis="col", padded_offsets=padded_offsets))
+
+    @classmethod
+    def from_gemm(cls, d, d_col, sfd_row, sfd_col, padded_offsets):
+        return Operand(d, sfd_row), TokenOperand(d_col, sfd_col)
+
+
+class NVFP4(BF16):
+    """e2m1 data with an e4m3 scale per 16 values and one factor per tensor; weight gradients in BF16."""
+
+    options = {"sf_vec_size": 16}  # noqa: RUF012
+
+    @staticmethod
+    def _norm(amax):
+        largest = 6.0 * 448.0  # of e2m1 data and of e4m3 scales
+        return torch.where(amax > 0, largest / amax.float(), 1.0).view(1)
+
+    @classmethod
+    def rows(cls, x, padded_offsets):
+        owned = torch.arange(x.shape[0], device=x.device) < padded_offsets[-1]
+        amax = torch.where(owned, x.abs().amax(dim=1), 0.0)
+        norm = cls._norm(torch.cat([amax, amax.new_zeros(1)]).amax())  # of zero without rows
+        return Operand(*quantize(x, "nvfp4", norm_const=norm), norm)
+
+    @classmethod
+    def weight(cls, w):
+        norm = cls._norm(w.abs().amax())
+        return Operand(*quantize(w.permute(1, 2, 0), "nvfp4", norm_const=norm), norm)
+
+    @classmethod
+    def weight_transposed(cls, w):
+        norm = cls._norm(w.abs().amax())
+        return Operand(*quantize(w.permute(1, 2, 0), "nvfp4", axis="col", norm_const=norm), norm)
+
+
+RECIPES = {"bf16": BF16, "mxfp8": MXFP8, "nvfp4": NVFP4}
+
+
+def gemm_arguments(a, b):
+    """Keyword arguments that an operand pair needs beside a and b."""
+    return {} if a.scales is None else {"sfa": a.scales, "sfb": [b.scales]}
+
+
+def alpha_of(a, b, padded_offsets, squared=False):
+    """(L,) float32 that undoes the operands' factors; its root where the operator squares it."""
+    alpha = padded_offsets.new_ones(padded_offsets.shape, dtype=torch.float32)
+    if a.norm is None:
+        return alpha
+    scale = 1.0 / (a.norm * b.norm)
+    return alpha * (scale.sqrt() if squared else scale)
+
+
+def weight_gradient(a, b, padded_offsets, dtype):
+    """(L, columns of a, columns of b): a.T @ b over each expert's tokens."""
+    scales = {} if a.scales is None else {"sfa": a.scales, "sfb": b.scales, "sf_vec_size": 32}
+    return _OPS.wgrad(a.data.t(), b.data, padded_offsets, d_dtype=dtype, **scales)
