@@ -18,6 +18,7 @@ venv: .venv/.built .venv/.installed
 
 demo: venv
 	$(BIN)/python -m cudnn_grouped demo
+	$(BIN)/python examples/train_moe.py --recipe mxfp8 --steps 30 --out build/demo
 
 # One thread a worker: tests that are about threads set their number themselves.
 # The tests compile the CUDA code as well: a machine without a toolkit gets the compiler from the package index.

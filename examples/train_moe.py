@@ -4,7 +4,7 @@
     python examples/train_moe.py --compare                     # plain torch FP32, bf16, mxfp8 and nvfp4 in one plot
     python examples/train_moe.py --recipe nvfp4 --text FILE --steps 1000 --resume
 
-Writes to --out: RECIPE.json (settings, losses), RECIPE.pt (checkpoint) and loss.png. Needs matplotlib and tqdm.
+Writes to --out: RECIPE.json (settings, losses), RECIPE.pt (checkpoint) and loss.png. Needs matplotlib and tqdm (the extra `examples`).
 Everything but the experts is FP32. The same seed gives the same parameters and batches in every recipe, and the same
 losses bit for bit in every run; a resumed run goes on as if it had never stopped.
 """
