@@ -301,7 +301,8 @@ class Workshop:
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-W", "ignore"]
         command += ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), "-k", select]
         command += [str(ROOT / "tests" / test) for test in tests]
-        environment = {**os.environ, "PYTHONPATH": str(self.folder), "CUDNN_GROUPED_EXPECTED_AT": str(self.folder)}
+        path = os.pathsep.join([str(self.folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "PYTHONPATH": path, "CUDNN_GROUPED_EXPECTED_AT": str(self.folder)}
         return subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True)
 
     def passes(self, tests, select) -> bool:
