@@ -1,6 +1,7 @@
 """Grouped GEMM with fused MoE epilogues: the documented API, ``torch.ops.cudnn_grouped`` and block quantisation."""
 
 import importlib
+import importlib.util
 
 from . import library
 
@@ -62,4 +63,5 @@ def __getattr__(name):
 
 
 def __dir__():
-    return sorted([*globals(), *_JAX_NAMES])
+    jax = _JAX_NAMES if importlib.util.find_spec(f"{__name__}.jax") else ()
+    return sorted([*globals(), *jax])

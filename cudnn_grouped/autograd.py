@@ -1,4 +1,4 @@
-"""Autograd of the forward operators, by the fused backward operators.
+"""Autograd of the forward operators, by the fused backward operators; version counters of what operators write into.
 
 srelu: dsrelu recomputes the pre-activation. glu: dact at the saved C. mm: a GEMM with the transposed weights.
 Then, in all three, the gradient of A is a GEMM with the transposed weights and that of B is wgrad. Block-scaled operands
@@ -22,6 +22,12 @@ class _Saved:
         c, d = output[0], output[1]
         if with_c and c.dim() == 1:
             raise RuntimeError("generate_c: expected True for gradients (the saved C is needed), got False")
+        if alpha is not None and alpha.requires_grad:
+            raise RuntimeError(
+                "alpha: expected a tensor that needs no gradient (a constant), got one that requires grad"
+            )
+        if a.dtype == torch.bfloat16 and b and b[0].shape[0] % 8:
+            raise RuntimeError(f"b: expected N a multiple of 8 for gradients (rows of 16 bytes), got {b[0].shape[0]}")
         if not b and (a.dtype == torch.bfloat16 or not with_c):  # at a saved C, prob and bias need no weights
             raise RuntimeError("b: expected tensors for gradients, got b_ptrs")
         constants = [x for x in (c, d) if x.dtype in _FP8 or x.dim() == 1]
@@ -102,7 +108,7 @@ def _activation_backward(ctx, dc, dd, run):
         dx, dprob, dbias = run(saved, dd)
         dx = _rows(dx)
     if dc is not None:
-        dx = _rows(dc).to(torch.bfloat16) if dx is None else dx + _rows(dc).to(dx.dtype)
+        dx = (_rows(dc).to(torch.bfloat16) if dx is None else dx + _rows(dc).to(dx.dtype)).contiguous()
         if saved.bias is not None:
             direct = _sums(saved, dc)[1]
             dbias = direct if dbias is None else dbias + direct
@@ -192,3 +198,31 @@ def _register(name, backward, with_c):
 _register("srelu", _srelu_backward, with_c=False)
 _register("glu", _glu_backward, with_c=True)
 _register("mm", _mm_backward, with_c=False)
+
+
+_LIBRARY = torch.library.Library("cudnn_grouped", "IMPL")
+
+
+def _count_writes(name):
+    """Make autograd see what an operator writes into, as torch does for its own in-place operators."""
+    operator = getattr(torch.ops.cudnn_grouped, name).default
+    written = [a.name for a in operator._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    names = [argument.name for argument in operator._schema.arguments]
+
+    def run(keyset, *args, **kwargs):
+        given = {**dict(zip(names, args)), **kwargs}
+        outputs = [(name, given[name]) for name in written if given.get(name) is not None]
+        outputs = [(name, one) for name, value in outputs for one in (value if isinstance(value, list) else [value])]
+        for argument, tensor in outputs:
+            if tensor.requires_grad and torch.is_grad_enabled():
+                raise RuntimeError(f"{argument}: expected a tensor that needs no gradient, got one that requires grad")
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            operator.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, *args, **kwargs)
+        for _, tensor in outputs:
+            torch.autograd.graph.increment_version(tensor)
+
+    _LIBRARY.impl(name, run, "ADInplaceOrView", with_keyset=True)
+
+
+for _name in ("dsrelu_out", "dglu_out", "srelu_out", "glu_out", "mm_out", "wgrad_out", "reduce_dbias"):
+    _count_writes(_name)

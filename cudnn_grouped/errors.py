@@ -2,6 +2,8 @@
 
 import contextlib
 
+import torch
+
 from . import library
 
 KINDS = {"value": ValueError, "not_implemented": NotImplementedError, "runtime": RuntimeError}
@@ -27,13 +29,13 @@ def exception_of(verdict, name_of=None):
 def meta_mixture(tensors):
     """(argument, text) of the first tensor that is a meta tensor among real ones or the reverse; None without one.
 
-    tensors: {argument: tensor, list of tensors or None}. A call with such a mixture never reaches the validator.
+    tensors: {argument: tensor, list of tensors or anything else}. A call with such a mixture never reaches the validator.
     """
     first = None
     for argument, value in tensors.items():
         listed = isinstance(value, (list, tuple))
         for index, tensor in enumerate(value if listed else [value]):
-            if tensor is None:
+            if not isinstance(tensor, torch.Tensor):
                 continue
             first = tensor if first is None else first
             if (tensor.device.type == "meta") != (first.device.type == "meta"):

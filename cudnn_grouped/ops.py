@@ -41,32 +41,41 @@ def _backward(a, c, padded_offsets, prob, sfa, d_dtype, generate_dbias, amax_sha
     return d_row, d_col, dprob, dbias, amax, sfd_row, sfd_col
 
 
-def _check_devices(**tensors):
-    """A real tensor among meta tensors comes here and not to the validator."""
-    if mixture := meta_mixture(tensors):
-        raise RuntimeError(": ".join(mixture))
+def register_fake(*names):
+    """Registers a fake that first refuses real tensors among meta ones: such a call never reaches the validator."""
+
+    def decorate(fake):
+        for name in names:
+            schema = getattr(torch.ops.cudnn_grouped, name).default._schema
+            arguments = [argument.name for argument in schema.arguments]
+
+            def checked(*args, _arguments=arguments, **kwargs):
+                if mixture := meta_mixture({**dict(zip(_arguments, args)), **kwargs}):
+                    raise RuntimeError(": ".join(mixture))
+                return fake(*args, **kwargs)
+
+            torch.library.register_fake(f"cudnn_grouped::{name}", checked)
+        return fake
+
+    return decorate
 
 
-@torch.library.register_fake("cudnn_grouped::dsrelu")
+@register_fake("dsrelu")
 def _(a, b, c, padded_offsets, alpha, prob, sfa=None, *tensors, d_dtype=None, generate_dbias=False, **options):
-    _check_devices(a=a, b=b, c=c, padded_offsets=padded_offsets, alpha=alpha, prob=prob, sfa=sfa)
     return _backward(a, c, padded_offsets, prob, sfa, d_dtype, generate_dbias, (1,))
 
 
-@torch.library.register_fake("cudnn_grouped::dglu")
+@register_fake("dglu")
 def _(a, b, c, padded_offsets, alpha, beta, prob, sfa=None, *tensors, d_dtype=None, generate_dbias=False, **options):
-    _check_devices(a=a, b=b, c=c, padded_offsets=padded_offsets, alpha=alpha, beta=beta, prob=prob, sfa=sfa)
     return _backward(a, c, padded_offsets, prob, sfa, d_dtype, generate_dbias, (2, 1))
 
 
-@torch.library.register_fake("cudnn_grouped::dsrelu_out")
-@torch.library.register_fake("cudnn_grouped::dglu_out")
-@torch.library.register_fake("cudnn_grouped::reduce_dbias")
+@register_fake("dsrelu_out", "dglu_out", "reduce_dbias", "srelu_out", "glu_out", "mm_out", "wgrad_out")
 def _(*tensors, **options):
     return None
 
 
-@torch.library.register_fake("cudnn_grouped::quantize")
+@register_fake("quantize")
 def _(x, dtype, sf_dtype, sf_vec_size, *, axis="row", norm_const=None, padded_offsets=None):
     rows, columns = x.shape[0], x.shape[1]
     experts = x.shape[2] if x.dim() == 3 else 1
@@ -82,7 +91,7 @@ def _(x, dtype, sf_dtype, sf_vec_size, *, axis="row", norm_const=None, padded_of
     return data, _scales(x, sf_dtype, scale_rows, _ceil_div(length, sf_vec_size), experts)
 
 
-@torch.library.register_fake("cudnn_grouped::dequantize")
+@register_fake("dequantize")
 def _(data, scales, sf_vec_size, *, axis="row", norm_const=None, padded_offsets=None, dtype=None):
     rows, columns = data.shape[0], data.shape[1]
     if data.dtype in (torch.float4_e2m1fn_x2, torch.uint8):

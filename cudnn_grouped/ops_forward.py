@@ -2,7 +2,7 @@
 
 import torch
 
-from .ops import _FP8, _SIXTEEN_BIT, _ceil_div, _check_devices, _scales
+from .ops import _FP8, _SIXTEEN_BIT, _ceil_div, _scales, register_fake
 
 
 def _rows(like, rows, columns, dtype):
@@ -36,20 +36,18 @@ def _fake_of(width, generate_c):
         a, b, padded_offsets, alpha=None, prob=None, bias=None, sfa=None, *tensors,
         n=None, c_dtype=None, d_dtype=None, generate_c=generate_c, **options,
     ):  # fmt: skip
-        _check_devices(a=a, b=b, padded_offsets=padded_offsets, alpha=alpha, prob=prob, bias=bias, sfa=sfa)
         return forward_outputs(a, b, padded_offsets, sfa, n, c_dtype, d_dtype, generate_c, width)
 
     return fake
 
 
-torch.library.register_fake("cudnn_grouped::srelu", _fake_of(1, True))
-torch.library.register_fake("cudnn_grouped::glu", _fake_of(2, True))
-torch.library.register_fake("cudnn_grouped::mm", _fake_of(1, False))
+register_fake("srelu")(_fake_of(1, True))
+register_fake("glu")(_fake_of(2, True))
+register_fake("mm")(_fake_of(1, False))
 
 
-@torch.library.register_fake("cudnn_grouped::dact")
+@register_fake("dact")
 def _(r, c, padded_offsets, prob=None, *, d_dtype=None, generate_dbias=False, **options):
-    _check_devices(r=r, c=c, padded_offsets=padded_offsets, prob=prob)
     d_dtype = torch.bfloat16 if d_dtype is None else d_dtype
     rows, columns, experts = c.shape[0], c.shape[1], padded_offsets.shape[0]
     dprob_shape = (rows,) if prob is not None and prob.dim() == 1 else (rows, 1, 1)
@@ -58,17 +56,8 @@ def _(r, c, padded_offsets, prob=None, *, d_dtype=None, generate_dbias=False, **
     return d, c.new_empty(dprob_shape, dtype=torch.float32), dbias
 
 
-@torch.library.register_fake("cudnn_grouped::wgrad")
+@register_fake("wgrad")
 def _(a, b, padded_offsets, *, sfa=None, sfb=None, d_dtype=None, **options):
-    _check_devices(a=a, b=b, padded_offsets=padded_offsets, sfa=sfa, sfb=sfb)
     return a.new_empty(
         (padded_offsets.shape[0], a.shape[0], b.shape[1]), dtype=torch.bfloat16 if d_dtype is None else d_dtype
     )
-
-
-@torch.library.register_fake("cudnn_grouped::srelu_out")
-@torch.library.register_fake("cudnn_grouped::glu_out")
-@torch.library.register_fake("cudnn_grouped::mm_out")
-@torch.library.register_fake("cudnn_grouped::wgrad_out")
-def _(*tensors, **options):
-    return None

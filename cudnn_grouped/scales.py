@@ -44,10 +44,17 @@ def padded_offsets_from_counts(token_counts, alignment=256, device=None):
 
     token_counts: a sequence or 1-D integer tensor (L,), none negative. Returns (L,) int32. ValueError otherwise.
     """
-    counts = torch.as_tensor(token_counts, dtype=torch.int64, device=device)
-    if counts.dim() != 1 or (counts.device.type == "cpu" and bool((counts < 0).any())):
+    counts = torch.as_tensor(token_counts, device=device)
+    whole = not (counts.is_floating_point() or counts.is_complex() or counts.dtype == torch.bool) or counts.numel() == 0
+    on_cpu = counts.device.type == "cpu"
+    if counts.dim() != 1 or not whole or (on_cpu and bool((counts < 0).any())):
         raise ValueError(f"token_counts: expected a 1-D sequence of counts >= 0, got {token_counts}")
-    return (_ceil_div(counts, alignment) * alignment).cumsum(0).to(torch.int32)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise ValueError(f"alignment: expected an int above 0, got {alignment!r}")
+    ends = (_ceil_div(counts.long(), alignment) * alignment).cumsum(0)
+    if on_cpu and counts.numel() and int(ends[-1]) >= 2**31:
+        raise ValueError(f"token_counts: expected fewer than 2^31 rows in all, got {int(ends[-1])}")
+    return ends.to(torch.int32)
 
 
 def pack_scales(scales, *, axis="row", padded_offsets=None, sf_vec_size=32):

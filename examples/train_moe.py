@@ -1,12 +1,11 @@
 """Trains a byte-level mixture-of-experts language model on real text, with the experts in BF16, MXFP8 or NVFP4.
 
-    python examples/train_moe.py --recipe mxfp8                # 300 steps, about two minutes on two cores
-    python examples/train_moe.py --compare                     # plain torch FP32, bf16, mxfp8 and nvfp4 in one plot
-    python examples/train_moe.py --recipe nvfp4 --text FILE --steps 1000 --resume
+    python examples/train_moe.py --recipe mxfp8     # 300 steps, about two minutes on two cores
+    python examples/train_moe.py --compare          # plain torch FP32, bf16, mxfp8 and nvfp4 in one plot
 
-Writes to --out: RECIPE.json (settings, losses), RECIPE.pt (checkpoint) and loss.png. Needs matplotlib and tqdm (the extra `examples`).
+Writes to --out: RECIPE.json (settings, losses), RECIPE.pt (checkpoint) and loss.png. Needs matplotlib and tqdm.
 Everything but the experts is FP32. The same seed gives the same parameters and batches in every recipe, and the same
-losses bit for bit in every run; a resumed run goes on as if it had never stopped.
+losses bit for bit in every run. The same command with --resume goes on from the checkpoint as if it had never stopped.
 """
 
 import argparse
@@ -18,19 +17,20 @@ import time
 from pathlib import Path
 
 import torch
+from matplotlib.figure import Figure
 from torch import nn
 from torch.nn import functional as F
+from tqdm import tqdm
 
 from cudnn_grouped.nn import GroupedMLP, permute, unpermute
+from cudnn_grouped.nn.grouped_mlp import ACTIVATIONS
 
 RECIPES = ("torch", "bf16", "mxfp8", "nvfp4")
-ACTIVATIONS = ("srelu", "swiglu", "geglu", "clamped_swiglu", "situglu")
-# What a checkpoint must share with the run that resumes it; the rest of the options may change.
-IDENTITY = (
-    *("recipe", "activation", "steps", "seed", "layers", "d_model", "heads", "ffn", "experts", "top_k"),
-    *("context", "batch", "learning_rate"),
-)
-HELD_OUT_BATCHES = 8
+SIZES = {"layers": 2, "d_model": 128, "heads": 4, "ffn": 256, "experts": 8, "top_k": 2, "context": 128, "batch": 16}
+# What a checkpoint must share with the run that resumes it; other options may change.
+IDENTITY = ("recipe", "activation", "text", "steps", "seed", "learning_rate", *SIZES)
+HELD_OUT_BYTES = 2**16  # at most
+SMOOTHING = 20  # steps, in the plot and the table
 
 
 def parse_arguments(argv=None):
@@ -40,8 +40,8 @@ def parse_arguments(argv=None):
     run.add_argument(
         "--compare", nargs="*", choices=RECIPES, metavar="RECIPE", help="several of them; all without names"
     )
-    run.add_argument("--activation", choices=ACTIVATIONS, default="swiglu")
-    run.add_argument("--text", type=Path, help="a file to learn; Python's own documentation by default")
+    run.add_argument("--activation", choices=list(ACTIVATIONS), default="swiglu")
+    run.add_argument("--text", help="a file to learn; Python's own documentation by default")
     run.add_argument("--out", type=Path, default=Path("train_moe"), help="folder for what is written")
     run.add_argument("--steps", type=int, default=300)
     run.add_argument("--seed", type=int, default=0)
@@ -49,11 +49,8 @@ def parse_arguments(argv=None):
     run.add_argument("--stop-after", type=int, metavar="STEP", help="leave early, as if interrupted")
     run.add_argument("--checkpoint-every", type=int, default=100, metavar="STEPS")
     size = parser.add_argument_group("size")
-    for name, value in {
-        **{"layers": 2, "d-model": 128, "heads": 4, "ffn": 256, "experts": 8, "top-k": 2},
-        **{"context": 128, "batch": 16},
-    }.items():
-        size.add_argument(f"--{name}", type=int, default=value, metavar="N", help=f"default {value}")
+    for name, value in SIZES.items():
+        size.add_argument(f"--{name.replace('_', '-')}", type=int, default=value, metavar="N", help=f"default {value}")
     size.add_argument("--learning-rate", type=float, default=3e-3, metavar="R", help="at its peak, default 3e-3")
     return parser.parse_args(argv)
 
@@ -158,15 +155,16 @@ class Model(nn.Module):
 
 
 def load_text(path=None):
-    """(training bytes, held-out bytes): the last tenth is held out."""
+    """(training bytes, held-out bytes): the last tenth is held out, or less of a long text."""
     if path is None:
         from pydoc_data.topics import topics  # the language reference, part of every Python installation
 
         text = "\n\n".join(topics[name] for name in sorted(topics)).encode()
     else:
-        text = path.read_bytes()
+        text = Path(path).read_bytes()
     data = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
-    return data.tensor_split([len(data) * 9 // 10])
+    held_out = min(len(data) // 10, HELD_OUT_BYTES)
+    return data[: len(data) - held_out], data[len(data) - held_out :]
 
 
 def unigram_entropy(data):
@@ -191,28 +189,27 @@ def cross_entropy(logits, targets):
 
 
 def learning_rate(options, step):
-    """Linear warm-up over the first twentieth, then a cosine to a tenth of the peak."""
+    """Linear warm-up over the first twentieth, then a cosine to zero."""
     warm_up = max(1, options.steps // 20)
     if step < warm_up:
         return options.learning_rate * (step + 1) / warm_up
     progress = (step - warm_up) / max(1, options.steps - warm_up)
-    return options.learning_rate * (0.55 + 0.45 * math.cos(math.pi * progress))
+    return options.learning_rate * (0.5 + 0.5 * math.cos(math.pi * progress))
 
 
 @torch.no_grad()
 def held_out_loss(model, data, options):
-    """Mean over fixed windows of bytes that were not trained on."""
-    losses = []
-    for index in range(HELD_OUT_BATCHES):
-        inputs, targets = batch_at(data, options, index)
-        losses.append(cross_entropy(model(inputs)[0], targets).item())
-    return sum(losses) / len(losses)
+    """Mean over all of the held-out text, window by window."""
+    count = (len(data) - 1) // options.context
+    inputs, targets = (part[: count * options.context].view(count, -1) for part in (data[:-1], data[1:]))
+    total = 0.0
+    for x, y in zip(inputs.split(options.batch), targets.split(options.batch)):
+        total += cross_entropy(model(x)[0], y).item() * len(x)
+    return total / count
 
 
 def train(options):
     """Trains one recipe; writes and returns its record."""
-    from tqdm import tqdm
-
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(options.seed)
     training, held_out = load_text(options.text)
@@ -220,7 +217,7 @@ def train(options):
         raise ValueError(f"text: expected more than {10 * options.context} bytes, got {len(training) + len(held_out)}")
     model = Model(options)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
-    identity = {name: getattr(options, name) for name in IDENTITY} | {"text": options.text and str(options.text)}
+    identity = {name: getattr(options, name) for name in IDENTITY}
     checkpoint, losses, seconds = options.out / f"{options.recipe}.pt", [], 0.0
     if options.resume and checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
@@ -272,29 +269,36 @@ def save(path, state):
 
 
 def plot(records, path):
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
+    """The training losses, and below them their ratio to bf16 where that was run."""
+    smooth = {recipe: moving_mean(record["losses"]) for recipe, record in records.items()}
+    base = smooth.get("bf16")
+    figure = Figure(figsize=(8, 7), layout="constrained")
+    upper, *lower = figure.subplots(1 if base is None else 2, sharex=True, squeeze=False)[:, 0]
     for index, (recipe, record) in enumerate(records.items()):
-        losses = torch.tensor(record["losses"])
-        window = min(10, len(losses))
-        smooth, color = losses.unfold(0, window, 1).mean(1), f"C{index}"
-        axes.plot(losses, color=color, alpha=0.2)
-        label = f"{recipe}: held out {record['held_out_loss']:.4f}"
-        axes.plot(range(window - 1, len(losses)), smooth, color=color, label=label)
-    axes.axhline(record["unigram_entropy"], color="gray", linestyle=":", label="unigram entropy")
-    axes.set(xlabel="step", ylabel="training loss, nats per byte (and its mean of 10)")
-    axes.legend()
+        steps = range(len(record["losses"]) - len(smooth[recipe]), len(record["losses"]))
+        upper.plot(record["losses"], color=f"C{index}", alpha=0.2)
+        upper.plot(steps, smooth[recipe], color=f"C{index}", label=f"{recipe}: held out {record['held_out_loss']:.4f}")
+        for axes in lower:
+            axes.plot(steps, 100 * (smooth[recipe] / base - 1), color=f"C{index}")
+            axes.set_ylabel("to bf16, %")
+    upper.axhline(record["unigram_entropy"], color="gray", linestyle=":", label="unigram entropy")
+    upper.set_ylabel("training loss, nats per byte")
+    upper.legend()
+    figure.supxlabel(f"step (lines: mean of {SMOOTHING} steps)")
     figure.savefig(path, dpi=120)
+
+
+def moving_mean(losses):
+    losses = torch.tensor(losses)
+    return losses.unfold(0, min(SMOOTHING, len(losses)), 1).mean(1)
 
 
 def report(records):
     """A table; differences are to bf16 where that was run."""
     base = records.get("bf16")
-    print(f"{'recipe':8} {'held-out loss':>14} {'to bf16':>9} {'last 20 steps':>14} {'seconds':>8}")
+    print(f"{'recipe':8} {'held-out loss':>14} {'to bf16':>9} {f'last {SMOOTHING} steps':>14} {'seconds':>8}")
     for recipe, record in records.items():
-        loss, last = record["held_out_loss"], record["losses"][-20:]
+        loss, last = record["held_out_loss"], record["losses"][-SMOOTHING:]
         ratio = f"{loss / base['held_out_loss'] - 1:+9.2%}" if base else f"{'-':>9}"
         print(f"{recipe:8} {loss:14.4f} {ratio} {sum(last) / len(last):14.4f} {record['seconds']:8.1f}")
     print(f"a model without context would reach {record['unigram_entropy']:.4f}")
@@ -314,5 +318,5 @@ def main(argv=None):
 if __name__ == "__main__":
     try:
         main()
-    except (ValueError, ImportError) as error:
+    except (ValueError, OSError) as error:
         sys.exit(f"train_moe: {error}")

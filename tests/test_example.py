@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("tqdm")
 
 SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "train_moe.py"
-TINY = "--layers 1 --d-model 64 --heads 2 --ffn 32 --experts 3 --context 32 --batch 4 --checkpoint-every 4".split()
+TINY = "--layers 1 --d-model 64 --heads 2 --ffn 64 --experts 3 --context 32 --batch 4 --checkpoint-every 4".split()
 
 
 @pytest.fixture

@@ -406,6 +406,9 @@ row("SP GP", "sfb_ptrs[0]", fill("sfb_ptrs", 0, 0))
 row("SP GP", "b_ptrs[0]", lambda a: a.update(b_ptrs=a["b_ptrs"] + torch.tensor([8, 0])))
 row("SP GP", "sfb_ptrs[1]", lambda a: a.update(sfb_ptrs=a["sfb_ptrs"] + torch.tensor([0, 4])))
 
+for value in (0.0, -1.0, float("nan"), float("inf")):
+    row("S8q G8q Soq Goq", "norm_const", put(norm_const=torch.tensor([value])))
+
 # Overlaps
 row("So Go", "d_row", lambda a: a.update(d_row=a["c"]))
 row("Soq Goq", "d_row", lambda a: a.update(d_col=a["d_row"]))

@@ -18,7 +18,7 @@ KINDS = {  # data format, scale format, block
     "mxfp4_16": ("e2m1", "e8m0", 16),
     "nvfp4": ("e2m1", "e4m3", 16),
 }
-NORMS = [None, 0.0, 0.01, 1.0, 3.0, 448.0, 1e4, 1e-30]
+NORMS = [None, 0.01, 1.0, 3.0, 448.0, 1e4, 1e-30]
 TINIEST = 2.0**-149
 
 

@@ -89,6 +89,7 @@ Tensor describe(TorchTensor const& tensor) {
     result.stride[i] = strides[i];
   }
   result.data = tensor.data_ptr();
+  result.freed = !result.data && tensor.numel() > 0;
   return result;
 }
 

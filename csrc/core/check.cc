@@ -1,6 +1,7 @@
 #include "check.h"
 
 #include <algorithm>
+#include <cmath>
 #include <sstream>
 
 #include "scale_layout.h"
@@ -100,6 +101,19 @@ TensorCheck const& TensorCheck::aligned(int64_t bytes) const {
   return *this;
 }
 
+TensorCheck const& TensorCheck::experts() const {
+  dtype({DType::int32});
+  if (tensor_.rank != 1) fail(name_, "shape (L,)", shape_text(tensor_));
+  int64_t const experts = tensor_.size[0];
+  if (experts < 1 || experts > kMaxExperts) fail(name_, "1 to 1024 experts", std::to_string(experts));
+  return contiguous().aligned(4);
+}
+
+TensorCheck const& TensorCheck::scalar() const {
+  if (tensor_.rank > Tensor::kMaxRank || tensor_.numel() != 1) fail(name_, "shape (1,)", shape_text(tensor_));
+  return dtype({DType::float32}).aligned(4);
+}
+
 TensorCheck const& TensorCheck::matrix(int64_t rows, int64_t columns, std::string const& symbols) const {
   if (!has_shape({rows, columns})) shape({rows, columns, 1}, "(" + symbols + ", 1)");
   return strides({columns, 1, rows * columns}, "the second dimension contiguous").aligned(16);
@@ -158,10 +172,16 @@ void check_overlaps(std::vector<NamedTensor> const& tensors, size_t outputs) {
   }
 }
 
-void check_offset_values(Tensor const& offsets, int64_t m) {
+void check_norm_value(float norm) {
+  if (!(std::isfinite(norm) && norm > 0.f)) fail("norm_const", "a finite number above 0", text_of(double(norm)));
+}
+
+std::vector<int32_t> checked_offset_values(Tensor const& offsets, int64_t m) {
+  int32_t const* given = offsets.as<int32_t>();
+  std::vector<int32_t> const ends(given, given + offsets.size[0]);
   int64_t previous = 0;
-  for (int64_t g = 0; g < offsets.size[0]; ++g) {
-    int64_t const end = offsets.as<int32_t>()[g];
+  for (size_t g = 0; g < ends.size(); ++g) {
+    int64_t const end = ends[g];
     std::string const name = "padded_offsets[" + std::to_string(g) + "]";
     if (end % kRowAlignment) {
       fail(name, "a multiple of " + std::to_string(kRowAlignment), std::to_string(end),
@@ -174,6 +194,7 @@ void check_offset_values(Tensor const& offsets, int64_t m) {
     if (end > m) fail(name, "at most M = " + std::to_string(m), std::to_string(end));
     previous = end;
   }
+  return ends;
 }
 
 }  // namespace cudnn_grouped

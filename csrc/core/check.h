@@ -33,6 +33,7 @@ class TensorCheck {
     if (tensor.present() && !(tensor.device == device)) {
       fail(name_, "a tensor on " + device.text(), tensor.device.text());
     }
+    if (tensor.freed) fail(name_, "a tensor with memory", "one whose storage was freed");
   }
   TensorCheck const& required(std::string const& what) const;
   TensorCheck const& dtype(std::vector<DType> const& allowed, std::string const& hint = "") const;
@@ -41,6 +42,10 @@ class TensorCheck {
   TensorCheck const& strides(Shape const& expected, std::string const& meaning) const;
   TensorCheck const& contiguous() const;
   TensorCheck const& aligned(int64_t bytes) const;
+  // padded_offsets: (L,) int32, contiguous, 1 to 1024 experts.
+  TensorCheck const& experts() const;
+  // One float32 value, whatever the rank.
+  TensorCheck const& scalar() const;
   // (rows, columns, 1) or (rows, columns), columns contiguous.
   TensorCheck const& matrix(int64_t rows, int64_t columns, std::string const& symbols) const;
   // (rows, 1, 1) or (rows,), contiguous.
@@ -62,7 +67,9 @@ struct NamedTensor {
   Tensor const& tensor;
 };
 void check_overlaps(std::vector<NamedTensor> const& tensors, size_t outputs);
+// norm_const as a value: a finite number above 0.
+void check_norm_value(float norm);
 // Offsets as values: multiples of kRowAlignment, non-decreasing, at most m. Host memory.
-void check_offset_values(Tensor const& offsets, int64_t m);
+std::vector<int32_t> checked_offset_values(Tensor const& offsets, int64_t m);
 
 }  // namespace cudnn_grouped

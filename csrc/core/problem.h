@@ -83,6 +83,8 @@ struct GroupedGemm {
 
   void* c;  // read by the backward operations; written by the forward ones, where it may be null
   int32_t const* padded_offsets;
+  // On the CPU, the offsets as they were when they were checked: another thread may write to the caller's tensor.
+  std::vector<int32_t> checked_offsets;
   bool single_group;                              // padded_offsets is not read: the one expert owns all m rows
   float const *alpha, *beta, *prob, *norm_const;  // alpha, beta, prob null: 1
   bool alpha_squared;
@@ -110,6 +112,7 @@ struct GroupedGemm {
   bool deterministic, vector_f32, use_dynamic_sched;
   int64_t tile_m, tile_n, cluster_m, cluster_n;
 
+  int32_t const* offsets() const { return checked_offsets.empty() ? padded_offsets : checked_offsets.data(); }
   bool forward() const { return is_forward(operation); }
   int64_t c_columns() const { return forward() ? n : n * width; }
   int64_t d_columns() const { return forward() ? n / width : n * width; }

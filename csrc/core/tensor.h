@@ -45,6 +45,7 @@ struct Tensor {
   DType dtype = DType::none;
   std::string dtype_name;  // as the caller's framework says it, for messages
   Device device;
+  bool freed = false;  // a tensor of the framework whose storage has no memory any more
   int rank = 0;
   int64_t size[kMaxRank] = {}, stride[kMaxRank] = {};
 

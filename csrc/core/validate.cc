@@ -30,13 +30,8 @@ void Validator::required_tensors() {
     need("prob", in.prob);
   }
   if (in.operation == Operation::dglu) need("beta", in.beta);
-  check("padded_offsets", in.padded_offsets).dtype({DType::int32});
-  if (in.padded_offsets.rank != 1) fail("padded_offsets", "shape (L,)", shape_text(in.padded_offsets));
+  check("padded_offsets", in.padded_offsets).experts();
   out.experts = in.padded_offsets.size[0];
-  if (out.experts < 1 || out.experts > kMaxExperts) {
-    fail("padded_offsets", "1 to 1024 experts", std::to_string(out.experts));
-  }
-  check("padded_offsets", in.padded_offsets).contiguous().aligned(4);
 }
 
 void Validator::formats() {
@@ -86,10 +81,7 @@ void Validator::output_formats() {
   if (out.quantised() && !in.norm_const.present()) {
     fail("norm_const", "a (1,) float32 tensor", "None", "an FP8 D is quantised with it");
   }
-  if (in.norm_const.present()) {
-    check("norm_const", in.norm_const).dtype({DType::float32}).aligned(4);
-    if (in.norm_const.numel() != 1) fail("norm_const", "shape (1,)", shape_text(in.norm_const));
-  }
+  if (in.norm_const.present()) check("norm_const", in.norm_const).scalar();
 }
 
 void Validator::sizes() {
@@ -172,9 +164,10 @@ void Validator::per_expert(char const* name, Tensor const& t) const {
   if (t.present()) check(name, t).dtype({DType::float32}).shape({out.experts}, "(L,)").contiguous().aligned(4);
 }
 
-void Validator::values() const {
-  if (!out.single_group) check_offset_values(in.padded_offsets, out.m);
+void Validator::values() {
+  if (!out.single_group) out.checked_offsets = checked_offset_values(in.padded_offsets, out.m);
   if (mode == Weights::pointers) pointer_values();
+  if (out.quantised()) check_norm_value(*out.norm_const);
 }
 
 std::optional<Error> validate(Arguments const& arguments, GroupedGemm& problem) {

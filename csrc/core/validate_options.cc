@@ -4,14 +4,15 @@
 
 namespace cudnn_grouped {
 
-double Validator::finite(char const* name, double value) const {
-  if (!std::isfinite(value)) fail(name, "a finite number", text_of(value));
-  return value;
+// The engines compute in FP32, so a number must be one there.
+float Validator::finite(char const* name, double value) const {
+  if (!std::isfinite(float(value))) fail(name, "a finite number in float32", text_of(value));
+  return float(value);
 }
 
-double Validator::positive(char const* name, double value) const {
-  if (!(std::isfinite(value) && value > 0)) fail(name, "a finite number above 0", text_of(value));
-  return value;
+float Validator::positive(char const* name, double value) const {
+  if (!(float(value) > 0.f)) fail(name, "a finite number above 0 in float32", text_of(value));
+  return finite(name, value);
 }
 
 void Validator::activation() {
@@ -61,13 +62,13 @@ void Validator::clamp_and_betas() {
     if (in.c_role != "grad_output" && in.c_role != "preactivation") {
       fail("c_role", "\"grad_output\" or \"preactivation\"", '"' + in.c_role + '"');
     }
-    float const clamp = in.tanh_clamp_scale ? float(positive("tanh_clamp_scale", *in.tanh_clamp_scale)) : 0.f;
+    float const clamp = in.tanh_clamp_scale ? positive("tanh_clamp_scale", *in.tanh_clamp_scale) : 0.f;
     bool const preactivation = in.c_role == "preactivation" || in.operation == Operation::dact;
     out.srelu = {clamp, preactivation};
     out.clamped_srelu = {clamp, preactivation};
     return;
   }
-  float const offset = float(finite("linear_offset", in.linear_offset.value_or(geglu ? 1.0 : 0.0)));
+  float const offset = finite("linear_offset", in.linear_offset.value_or(geglu ? 1.0 : 0.0));
   if (!geglu && offset != 0.f) {
     fail("linear_offset", "None or 0 with " + in.act_func, text_of(offset), "only GeGLU has a linear offset");
   }
@@ -86,7 +87,7 @@ void Validator::clamp_and_betas() {
     }
     out.geglu = {float(in.geglu_alpha), float(in.glu_clamp_max), float(in.glu_clamp_min), offset, by_value};
   } else if (out.activation == Activation::situglu) {
-    out.situglu = {float(positive("situ_beta1", in.situ_beta1)), float(positive("situ_beta2", in.situ_beta2))};
+    out.situglu = {positive("situ_beta1", in.situ_beta1), positive("situ_beta2", in.situ_beta2)};
   }
 }
 

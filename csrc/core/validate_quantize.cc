@@ -62,21 +62,20 @@ void run(QuantizeArguments const& in, QuantizeProblem& out) {
   check(name, given).aligned(bytes_of(given.dtype));
   out.device = given.device;
   if (in.norm_const.present()) {
-    check("norm_const", in.norm_const).dtype({DType::float32}).aligned(4);
-    if (in.norm_const.numel() != 1) fail("norm_const", "shape (1,)", shape_text(in.norm_const));
+    check("norm_const", in.norm_const).scalar();
     out.norm_const = in.norm_const.as<float>();
+    if (given.device.type == Device::Type::cpu) check_norm_value(*out.norm_const);
   }
   if (in.padded_offsets.present()) {
     TensorCheck const offsets = check("padded_offsets", in.padded_offsets);
     offsets.dtype({DType::int32});
     if (!out.by_column) fail("padded_offsets", "None with axis=\"row\"", "a tensor", "row scales have one form");
     if (out.batch != 1) fail("padded_offsets", "None with a batch", "a tensor");
-    if (in.padded_offsets.rank != 1) fail("padded_offsets", "shape (L,)", shape_text(in.padded_offsets));
-    offsets.contiguous().aligned(4);
+    offsets.experts();
     if (out.rows % kRowAlignment) fail(name, "a number of rows that is a multiple of 256", std::to_string(out.rows));
     out.padded_offsets = in.padded_offsets.as<int32_t>();
     out.experts = in.padded_offsets.size[0];
-    if (given.device.type == Device::Type::cpu) check_offset_values(in.padded_offsets, out.rows);
+    if (given.device.type == Device::Type::cpu) checked_offset_values(in.padded_offsets, out.rows);
   }
   if (in.dequantize) {
     check_scales(check("scales", in.scales), "scales", in.scales, out.scale_rows(), out.scale_blocks(), out.batch);
@@ -103,14 +102,12 @@ std::optional<Error> validate(Tensor const& slots, Tensor const& padded_offsets,
                               DbiasReduction& reduction) {
   try {
     auto check = [&](char const* name, Tensor const& t) { return TensorCheck(name, t, slots.device); };
-    if (slots.rank != 3) fail("slots", "shape (ceil(M/128), N, 1)", shape_text(slots));
+    if (slots.rank != 3 || slots.size[2] != 1) fail("slots", "shape (ceil(M/128), N, 1)", shape_text(slots));
     check("slots", slots).dtype({DType::bfloat16}).contiguous().aligned(2);
-    check("padded_offsets", padded_offsets).dtype({DType::int32});
-    if (padded_offsets.rank != 1) fail("padded_offsets", "shape (L,)", shape_text(padded_offsets));
-    check("padded_offsets", padded_offsets).contiguous().aligned(4);
+    check("padded_offsets", padded_offsets).dtype({DType::int32}).experts();
     int64_t const experts = padded_offsets.size[0], columns = slots.size[1];
     check("dbias", dbias).dtype({DType::bfloat16}).shape({experts, columns, 1}, "(L, N, 1)").contiguous().aligned(2);
-    if (slots.device.type == Device::Type::cpu) check_offset_values(padded_offsets, slots.size[0] * kDbiasSlotRows);
+    if (slots.device.type == Device::Type::cpu) checked_offset_values(padded_offsets, slots.size[0] * kDbiasSlotRows);
     reduction = {
         slots.device,        slots.size[0], columns, experts, slots.as<uint16_t>(), padded_offsets.as<int32_t>(),
         dbias.as<uint16_t>()};

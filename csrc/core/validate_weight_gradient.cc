@@ -91,13 +91,8 @@ void run(WeightGradientArguments const& in, WeightGradient& out) {
   out.b = operand("b", check("b", in.b), in.b, true, out.tokens);
   if (out.a.rows <= 0) fail("a", "m above 0", std::to_string(out.a.rows));
   if (out.b.rows <= 0) fail("b", "n above 0", std::to_string(out.b.rows));
-  check("padded_offsets", in.padded_offsets).dtype({DType::int32});
-  if (in.padded_offsets.rank != 1) fail("padded_offsets", "shape (L,)", shape_text(in.padded_offsets));
-  check("padded_offsets", in.padded_offsets).contiguous().aligned(4);
+  check("padded_offsets", in.padded_offsets).experts();
   out.experts = in.padded_offsets.size[0];
-  if (out.experts < 1 || out.experts > kMaxExperts) {
-    fail("padded_offsets", "1 to 1024 experts", std::to_string(out.experts));
-  }
   out.padded_offsets = in.padded_offsets.as<int32_t>();
   out.sf_vec_size = in.sf_vec_size;
   out.discrete_scales = in.discrete_col_sfd;
@@ -138,7 +133,7 @@ void run(WeightGradientArguments const& in, WeightGradient& out) {
     out.out_dtype = in.out[0].dtype;
     check_memory(in);
   }
-  if (in.a.device.type == Device::Type::cpu) check_offset_values(in.padded_offsets, out.tokens);
+  if (in.a.device.type == Device::Type::cpu) out.checked_offsets = checked_offset_values(in.padded_offsets, out.tokens);
 }
 
 }  // namespace

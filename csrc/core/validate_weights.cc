@@ -159,12 +159,16 @@ static void check_pointer(char const* name, int64_t const* pointers, int64_t g) 
        "only an expert without rows may have a null pointer");
 }
 
-void Validator::pointer_values() const {
+void Validator::pointer_values() {
+  // Copied like the offsets: what is checked is what is used.
+  auto copy = [&](int64_t const* table) { return std::vector<int64_t>(table, table + out.experts); };
+  out.b_list = copy(out.b_pointers);
+  if (out.sfb_pointers) out.sfb_list = copy(out.sfb_pointers);
   for (int64_t g = 0; g < out.experts; ++g) {
-    bool const empty = !out.single_group && out.padded_offsets[g] == (g ? out.padded_offsets[g - 1] : 0);
+    bool const empty = !out.single_group && out.offsets()[g] == (g ? out.offsets()[g - 1] : 0);
     if (empty || out.m == 0) continue;
-    check_pointer("b_ptrs", out.b_pointers, g);
-    if (out.sfb_pointers) check_pointer("sfb_ptrs", out.sfb_pointers, g);
+    check_pointer("b_ptrs", out.b_list.data(), g);
+    if (out.sfb_pointers) check_pointer("sfb_ptrs", out.sfb_list.data(), g);
   }
 }
 

@@ -48,15 +48,15 @@ class Validator {
   void whole_rows(char const* name, int64_t columns, char const* symbol, int64_t pair_bytes) const;
   void input_tensors();
   void per_expert(char const* name, Tensor const& t) const;
-  void values() const;
+  void values();
 
   // validate_options.cc
   void activation();
   void clamp_and_betas();
   void epilogue_op();
   void scheduling();
-  double finite(char const* name, double value) const;
-  double positive(char const* name, double value) const;
+  float finite(char const* name, double value) const;
+  float positive(char const* name, double value) const;
 
   // validate_weights.cc
   void weight_mode();
@@ -66,7 +66,7 @@ class Validator {
   bool n_major(TensorCheck const& b, Shape const& k_major, Shape const& n_major) const;
   void pointer_table(char const* name, Tensor const& t) const;
   void scale_factors();
-  void pointer_values() const;
+  void pointer_values();
 
   // validate_outputs.cc
   void output_tensors();

@@ -21,11 +21,13 @@ struct WeightGradient {
   bool discrete_scales;  // each expert's scales are a tensor of their own (discrete_col_sfd)
   Operand a, b;
   int32_t const* padded_offsets;
+  std::vector<int32_t> checked_offsets;          // see GroupedGemm
   float const *global_scale_a, *global_scale_b;  // per expert; null: 1
   std::vector<void*> out;                        // per expert
   DType out_dtype;
   bool accumulate;
 
+  int32_t const* offsets() const { return checked_offsets.empty() ? padded_offsets : checked_offsets.data(); }
   bool block_scaled() const { return operands != OperandFormat::bf16; }
 };
 

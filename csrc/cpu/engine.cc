@@ -1,5 +1,9 @@
 // The CPU engine: tiles over threads, partial results in slots, and their sums in a fixed order. What it returns does
 // not depend on the number of threads.
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -41,6 +45,37 @@ Kernels const& kernels() { return base::kernels(); }
 
 namespace {
 
+// The quantiser needs FP32 subnormals (a scale of 2^-127). A thread may have been told to flush them, and then results
+// would depend on which thread computes a tile.
+class WithSubnormals {
+#if defined(__x86_64__)
+ public:
+  WithSubnormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ & ~0x8040u); }  // flush-to-zero, denormals-are-zero
+  ~WithSubnormals() { _mm_setcsr(before_); }
+
+ private:
+  unsigned const before_;
+#elif defined(__aarch64__)
+ public:
+  WithSubnormals() {
+    asm volatile("mrs %0, fpcr" : "=r"(before_));
+    asm volatile("msr fpcr, %0" : : "r"(before_ & ~(uint64_t(1) << 24)));
+  }
+  ~WithSubnormals() { asm volatile("msr fpcr, %0" : : "r"(before_)); }
+
+ private:
+  uint64_t before_;
+#endif
+};
+
+template <class Body>
+void on_workers(Launch const& launch, Body const& body) {
+  launch.parallel_for(launch.workers, [&](int64_t worker) {
+    WithSubnormals const guard;
+    body(worker);
+  });
+}
+
 // A bump allocator over the caller's workspace; with no workspace it only counts.
 class Arena {
  public:
@@ -81,7 +116,7 @@ int64_t workspace_bytes(GroupedGemm const& p, int workers) {
   return arena.used();
 }
 
-int64_t end_of(GroupedGemm const& p, int64_t expert) { return p.single_group ? p.m : p.padded_offsets[expert]; }
+int64_t end_of(GroupedGemm const& p, int64_t expert) { return p.single_group ? p.m : p.offsets()[expert]; }
 int64_t start_of(GroupedGemm const& p, int64_t expert) { return expert ? end_of(p, expert - 1) : 0; }
 
 Tile tile_at(GroupedGemm const& p, int64_t index, int64_t column_tiles) {
@@ -91,7 +126,7 @@ Tile tile_at(GroupedGemm const& p, int64_t index, int64_t column_tiles) {
   tile.columns = std::min(p.tile_n, p.n - tile.column);
   tile.expert = 0;
   if (!p.single_group) {
-    tile.expert = std::upper_bound(p.padded_offsets, p.padded_offsets + p.experts, tile.row) - p.padded_offsets;
+    tile.expert = std::upper_bound(p.offsets(), p.offsets() + p.experts, tile.row) - p.offsets();
   }
   tile.expert_start = start_of(p, tile.expert);
   tile.expert_rows = end_of(p, tile.expert) - tile.expert_start;
@@ -165,6 +200,7 @@ void fold_amax(GroupedGemm const& p, Partials const& partials) {
 }
 
 void run(GroupedGemm const& p, Launch const& launch) {
+  WithSubnormals const guard;
   Arena arena(launch.workspace);
   Buffers const buffers(p, launch.workers, arena);
   Partials const& partials = buffers.partials;
@@ -177,7 +213,7 @@ void run(GroupedGemm const& p, Launch const& launch) {
   // Each worker claims tiles until none is left; a tile's results do not depend on who computes it.
   int64_t const tiles = rows / kTileRows * partials.column_tiles;
   std::atomic<int64_t> next{0};
-  launch.parallel_for(launch.workers, [&](int64_t worker) {
+  on_workers(launch, [&](int64_t worker) {
     for (int64_t i = next++; i < tiles; i = next++) {
       kernels().tile(p, tile_at(p, i, partials.column_tiles), partials, buffers.scratch[worker]);
     }
@@ -196,12 +232,12 @@ void weight_gradient(WeightGradient const& p, Launch const& launch) {
   int64_t const row_tiles = ceil_div(p.a.rows, kTileRows), column_tiles = ceil_div(p.b.rows, kTileColumns);
   int64_t const tiles = p.experts * row_tiles * column_tiles;
   std::atomic<int64_t> next{0};
-  launch.parallel_for(launch.workers, [&](int64_t worker) {
+  on_workers(launch, [&](int64_t worker) {
     for (int64_t i = next++; i < tiles; i = next++) {
       WeightTile tile;
       tile.expert = i / (row_tiles * column_tiles);
-      tile.start = tile.expert ? p.padded_offsets[tile.expert - 1] : 0;
-      tile.tokens = p.padded_offsets[tile.expert] - tile.start;
+      tile.start = tile.expert ? p.offsets()[tile.expert - 1] : 0;
+      tile.tokens = p.offsets()[tile.expert] - tile.start;
       tile.row = i / column_tiles % row_tiles * kTileRows, tile.column = i % column_tiles * kTileColumns;
       tile.rows = std::min(kTileRows, p.a.rows - tile.row);
       tile.columns = std::min(kTileColumns, p.b.rows - tile.column);
@@ -214,7 +250,7 @@ template <class Strip>
 void over_lines(Launch const& launch, int64_t lines, Strip const& strip) {
   int64_t const step = std::max<int64_t>(1, ceil_div<int64_t>(lines, launch.workers * 8));
   std::atomic<int64_t> next{0};
-  launch.parallel_for(launch.workers, [&](int64_t) {
+  on_workers(launch, [&](int64_t) {
     for (int64_t begin = next.fetch_add(step); begin < lines; begin = next.fetch_add(step)) {
       strip(begin, std::min(lines, begin + step));
     }
@@ -225,15 +261,18 @@ void quantize(QuantizeProblem const& p, Launch const& launch) {
   // Padding bytes of the scales, and whatever belongs to no expert, are zero.
   std::memset(p.scales, 0, p.batch * ScaleLayout::of(p.scale_rows(), p.scale_blocks()).bytes());
   if (p.padded_offsets) std::memset(p.data, 0, p.data_bytes());
+  if (p.data_bytes() == 0) return;
   int64_t const bands = p.by_column ? ceil_div(p.rows, p.block) : p.rows;
   over_lines(launch, p.batch * bands, [&](int64_t begin, int64_t end) { kernels().quantize(p, begin, end); });
 }
 
 void dequantize(QuantizeProblem const& p, Launch const& launch) {
+  if (p.data_bytes() == 0) return;
   over_lines(launch, p.batch * p.rows, [&](int64_t begin, int64_t end) { kernels().dequantize(p, begin, end); });
 }
 
 void reduce_dbias(DbiasReduction const& p, Launch const&) {
+  WithSubnormals const guard;
   for (int64_t g = 0; g < p.experts; ++g) {
     int64_t const begin = (g ? p.padded_offsets[g - 1] : 0) / kDbiasSlotRows;
     int64_t const end = p.padded_offsets[g] / kDbiasSlotRows;

@@ -5,6 +5,7 @@ the layer's own argument names.
 """
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from .. import library
 from ..errors import meta_mixture, raise_verdict, translated_errors
@@ -47,11 +48,18 @@ def run_wrapper(operator, tensors, required, options, constants, dprob, current_
             if output.dim() == 1 and name != "dprob":  # shape (0,): absent
                 result[name] = None
         if dprob is not None:
-            result["dprob"] = dprob.add_(result["dprob"].view(dprob.shape))
+            result["dprob"] = _accumulate(dprob, result["dprob"], tensors["padded_offsets"])
         if result["d_col"] is None and tensors["a"].dtype != torch.bfloat16:
             result["d_col"] = result["d_row"]
         record(_flat({**tensors, "dprob": dprob}), _flat(result))
     return TupleDict({f"{name}_tensor": output for name, output in result.items()})
+
+
+def _accumulate(dprob, new, padded_offsets):
+    """dprob += new; rows that belong to no expert are zero."""
+    rows = torch.arange(dprob.shape[0], device=dprob.device)
+    dprob.add_(new.view(dprob.shape)).view(-1).masked_fill_(rows >= padded_offsets[-1], 0.0)
+    return dprob
 
 
 def _call(operator, tensors, options):
@@ -94,7 +102,7 @@ def _descriptions(tensors, device=None):
 def _description(tensor, device=None):
     device = device if tensor.is_meta and device is not None else tensor.device
     index = -1 if device.index is None else device.index
-    address = 0 if tensor.is_meta else tensor.data_ptr()
+    address = 0 if tensor.is_meta or isinstance(tensor, FakeTensor) else tensor.data_ptr()
     return (_dtype_name(tensor.dtype), device.type, index, tuple(tensor.shape), tuple(tensor.stride()), address)
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from .recipes import RECIPES, TokenOperand, alpha_of, gemm_arguments, weight_gradient
+from .recipes import RECIPES, TokenOperand, alpha_of, gemm_arguments, plain, weight_gradient
 
 _OPS = torch.ops.cudnn_grouped
 
@@ -89,9 +89,17 @@ class _GroupedMLP(torch.autograd.Function):
         norm_const = _norm_const(recipe, x)
         a = recipe.rows(x, padded_offsets)
         c, hidden, hidden_tokens = _first_layer(
-            recipe, activation, a, recipe.weight(w1), padded_offsets, prob, b1, norm_const
+            recipe,
+            activation,
+            a,
+            recipe.weight(w1),
+            padded_offsets,
+            prob,
+            None if b1 is None else plain(b1),
+            norm_const,
         )
-        y = _gemm(recipe, hidden, recipe.weight(w2), padded_offsets, None if b2 is None else prob, b2)
+        bias = (None, None) if b2 is None else (prob, plain(b2))
+        y = _gemm(recipe, hidden, recipe.weight(w2), padded_offsets, *bias)
         ctx.config = config
         x_tokens = recipe.tokens(x, padded_offsets) if ctx.needs_input_grad[3] else TokenOperand(None)
         if not ctx.needs_input_grad[4]:
@@ -100,8 +108,9 @@ class _GroupedMLP(torch.autograd.Function):
         return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, dy):
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
+            raise RuntimeError("GroupedMLP has no second derivatives")
         recipe, activation = RECIPES[ctx.config.recipe], ACTIVATIONS[ctx.config.activation]
         x_data, x_scales, hidden_data, hidden_scales, c, padded_offsets, prob, w1, w2, b1, b2 = ctx.saved_tensors
         needs_x, _, needs_prob, needs_w1, needs_w2, needs_b1, needs_b2, _ = ctx.needs_input_grad
@@ -128,7 +137,7 @@ def _bias_backward(dy, bias, padded_offsets, prob):
     """Of prob * bias: the sums of dy * bias along rows, (M,), and of prob * dy over each expert's rows, (L, H)."""
     rows = torch.arange(dy.shape[0], device=dy.device, dtype=torch.int32)
     expert = torch.searchsorted(padded_offsets, rows, right=True).clamp(max=padded_offsets.shape[0] - 1)
-    _, dprob, dbias = _OPS.dact(dy, bias[expert], padded_offsets, prob, generate_dbias=True, act_func="identity")
+    _, dprob, dbias = _OPS.dact(dy, plain(bias)[expert], padded_offsets, prob, generate_dbias=True, act_func="identity")
     return dprob, dbias.view(bias.shape).to(bias.dtype)
 
 
@@ -137,7 +146,7 @@ class GroupedMLP(torch.nn.Module):
 
         y = (prob * act(x @ fc1_weight.T + fc1_bias)) @ fc2_weight.T + prob * fc2_bias
 
-    num_experts L, hidden_size H, ffn_size F (multiples of 32; of 16 with "srelu" and BF16).
+    num_experts L up to 1024, hidden_size H and ffn_size F, multiples of 32.
     activation: "srelu" | "swiglu" | "geglu" | "clamped_swiglu" | "situglu". Gated ones have a gate and an up matrix, whose
         rows alternate in blocks of 32 in fc1_weight.
     recipe: "bf16" | "mxfp8" | "nvfp4". Parameters keep their own dtype and are cast or quantised in each call.
@@ -164,8 +173,10 @@ class GroupedMLP(torch.nn.Module):
         if recipe not in RECIPES:
             raise ValueError(f"recipe: expected one of {', '.join(RECIPES)}, got {recipe!r}")
         for name, size in (("num_experts", num_experts), ("hidden_size", hidden_size), ("ffn_size", ffn_size)):
-            if not isinstance(size, int) or size < 1:
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ValueError(f"{name}: expected an int above 0, got {size!r}")
+        if num_experts > 1024:
+            raise ValueError(f"num_experts: expected at most 1024, got {num_experts}")
         for name, size in (("hidden_size", hidden_size), ("ffn_size", ffn_size)):
             if size % 32:
                 raise ValueError(f"{name}: expected a multiple of 32, got {size}")
@@ -194,13 +205,17 @@ class GroupedMLP(torch.nn.Module):
         """
         if x.dim() != 2 or x.shape[1] != self.hidden_size:
             raise ValueError(f"x: expected shape (M, {self.hidden_size}), got {tuple(x.shape)}")
-        if padded_offsets.shape != (self.num_experts,):
-            expected = f"({self.num_experts},)"
-            raise ValueError(f"padded_offsets: expected shape {expected}, got {tuple(padded_offsets.shape)}")
-        if prob.shape != x.shape[:1]:
-            raise ValueError(f"prob: expected shape (M,) = ({x.shape[0]},), got {tuple(prob.shape)}")
+        if not x.is_floating_point():
+            raise ValueError(f"x: expected a floating-point dtype, got {x.dtype}")
+        if x.shape[0] % 256:
+            raise ValueError(f"x: expected M a multiple of 256 (see permute), got {x.shape[0]}")
+        if padded_offsets.dtype != torch.int32 or tuple(padded_offsets.shape) != (self.num_experts,):
+            got = f"{padded_offsets.dtype} of shape {tuple(padded_offsets.shape)}"
+            raise ValueError(f"padded_offsets: expected int32 of shape ({self.num_experts},), got {got}")
+        if prob.shape != x.shape[:1] or not prob.is_floating_point():
+            raise ValueError(f"prob: expected float32 of shape (M,), got {prob.dtype} of shape {tuple(prob.shape)}")
         y = _GroupedMLP.apply(
-            x.to(torch.bfloat16).contiguous(), padded_offsets, prob,
+            x.to(torch.bfloat16).contiguous(), padded_offsets.contiguous(), prob.float().contiguous(),
             self.fc1_weight, self.fc2_weight, self.fc1_bias, self.fc2_bias, self.config,
         )  # fmt: skip
         return y.to(x.dtype)

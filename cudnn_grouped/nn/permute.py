@@ -103,11 +103,18 @@ def permute(x, experts, prob, num_experts):
         raise ValueError(f"x: expected shape (T, H), got {tuple(x.shape)}")
     if experts.dim() != 2 or experts.shape[0] != x.shape[0]:
         raise ValueError(f"experts: expected shape (T, k) with T = {x.shape[0]}, got {tuple(experts.shape)}")
-    if experts.dtype.is_floating_point or experts.dtype == torch.bool:
+    if experts.shape[1] < 1:
+        raise ValueError(f"experts: expected k of at least 1, got shape {tuple(experts.shape)}")
+    if not isinstance(num_experts, int) or isinstance(num_experts, bool) or num_experts < 1:
+        raise ValueError(f"num_experts: expected an int above 0, got {num_experts!r}")
+    if experts.dtype.is_floating_point or experts.dtype.is_complex or experts.dtype == torch.bool:
         raise ValueError(f"experts: expected an integer dtype, got {experts.dtype}")
     if prob.shape != experts.shape:
         raise ValueError(f"prob: expected the shape of experts, {tuple(experts.shape)}, got {tuple(prob.shape)}")
-    permutation = plan(experts, num_experts)
+    try:
+        permutation = plan(experts, num_experts)
+    except RuntimeError as error:  # scatter_add's own bounds check: looking at the values would wait for the device
+        raise ValueError(f"experts: expected numbers from 0 to {num_experts - 1} ({error})") from error
     rows = _Spread.apply(x, permutation.row_of, permutation.copy_of_row)
     row_prob = _SpreadProb.apply(prob.float(), permutation.row_of, permutation.copy_of_row)
     return rows, row_prob, permutation

@@ -12,6 +12,11 @@ from ..quantize import quantize
 _OPS = torch.ops.cudnn_grouped
 
 
+def plain(x):
+    """x as the operators take it: they have no float64."""
+    return x.float() if x.dtype == torch.float64 else x
+
+
 class Operand(NamedTuple):
     """A GEMM operand: data, scale factors or None, and the factor its values were multiplied by, or None."""
 
@@ -68,11 +73,11 @@ class MXFP8(BF16):
 
     @staticmethod
     def weight(w):
-        return Operand(*quantize(w.permute(1, 2, 0), "mxfp8"))
+        return Operand(*quantize(plain(w).permute(1, 2, 0), "mxfp8"))
 
     @staticmethod
     def weight_transposed(w):
-        data, scales = quantize(w.permute(1, 2, 0), "mxfp8", axis="col")
+        data, scales = quantize(plain(w).permute(1, 2, 0), "mxfp8", axis="col")
         return Operand(data.transpose(0, 1), scales)
 
     @staticmethod
@@ -104,12 +109,12 @@ class NVFP4(BF16):
     @classmethod
     def weight(cls, w):
         norm = cls._norm(w.abs().amax())
-        return Operand(*quantize(w.permute(1, 2, 0), "nvfp4", norm_const=norm), norm)
+        return Operand(*quantize(plain(w).permute(1, 2, 0), "nvfp4", norm_const=norm), norm)
 
     @classmethod
     def weight_transposed(cls, w):
         norm = cls._norm(w.abs().amax())
-        return Operand(*quantize(w.permute(1, 2, 0), "nvfp4", axis="col", norm_const=norm), norm)
+        return Operand(*quantize(plain(w).permute(1, 2, 0), "nvfp4", axis="col", norm_const=norm), norm)
 
 
 RECIPES = {"bf16": BF16, "mxfp8": MXFP8, "nvfp4": NVFP4}
@@ -125,11 +130,12 @@ def alpha_of(a, b, padded_offsets, squared=False):
     alpha = padded_offsets.new_ones(padded_offsets.shape, dtype=torch.float32)
     if a.norm is None:
         return alpha
-    scale = 1.0 / (a.norm * b.norm)
+    scale = (1.0 / a.norm) * (1.0 / b.norm)  # the product of the factors may overflow
     return alpha * (scale.sqrt() if squared else scale)
 
 
 def weight_gradient(a, b, padded_offsets, dtype):
     """(L, columns of a, columns of b): a.T @ b over each expert's tokens."""
     scales = {} if a.scales is None else {"sfa": a.scales, "sfb": b.scales, "sf_vec_size": 32}
-    return _OPS.wgrad(a.data.t(), b.data, padded_offsets, d_dtype=dtype, **scales)
+    computed = torch.float32 if dtype == torch.float64 else dtype
+    return _OPS.wgrad(a.data.t(), b.data, padded_offsets, d_dtype=computed, **scales).to(dtype)
