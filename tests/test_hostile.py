@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import cudnn_grouped as cg
+import cudnn_grouped.nn
 
 OPS = torch.ops.cudnn_grouped
 E4M3, E8M0 = torch.float8_e4m3fn, torch.float8_e8m0fnu
@@ -138,3 +139,16 @@ def test_offsets_of_no_expert():
 def test_counts_that_are_none(counts):
     with pytest.raises(ValueError, match="token_counts: expected"):
         cg.padded_offsets_from_counts(counts)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@pytest.mark.parametrize("recipe", ["bf16", "mxfp8", "nvfp4"])
+def test_a_bad_token_spoils_itself_alone(recipe, value):
+    torch.manual_seed(0)
+    mlp = cg.nn.GroupedMLP(2, 64, 64, recipe=recipe)
+    offsets, prob, x = torch.tensor([256, 512], dtype=torch.int32), torch.ones(512), torch.randn(512, 64)
+    assert mlp(x, offsets, prob).isfinite().all()
+    x[3] = value
+    result = mlp(x, offsets, prob)
+    assert result[torch.arange(512) != 3].isfinite().all()
+    assert not torch.equal(result[3], result[4])

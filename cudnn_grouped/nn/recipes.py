@@ -97,23 +97,28 @@ class NVFP4(BF16):
     @staticmethod
     def _norm(amax):
         largest = 6.0 * 448.0  # of e2m1 data and of e4m3 scales
-        return torch.where(amax > 0, largest / amax.float(), 1.0).view(1)
+        return torch.where(amax > 0, (largest / amax.float()).clamp(max=2.0**126), 1.0).view(1)
+
+    @staticmethod
+    def _magnitude(x):
+        """Of finite values: a NaN or infinity spoils its own row and not the factor of all."""
+        return torch.where(x.isfinite(), x.abs(), 0.0)
 
     @classmethod
     def rows(cls, x, padded_offsets):
         owned = torch.arange(x.shape[0], device=x.device) < padded_offsets[-1]
-        amax = torch.where(owned, x.abs().amax(dim=1), 0.0)
+        amax = torch.where(owned, cls._magnitude(x).amax(dim=1), 0.0)
         norm = cls._norm(torch.cat([amax, amax.new_zeros(1)]).amax())  # of zero without rows
         return Operand(*quantize(x, "nvfp4", norm_const=norm), norm)
 
     @classmethod
     def weight(cls, w):
-        norm = cls._norm(w.abs().amax())
+        norm = cls._norm(cls._magnitude(w).amax())
         return Operand(*quantize(plain(w).permute(1, 2, 0), "nvfp4", norm_const=norm), norm)
 
     @classmethod
     def weight_transposed(cls, w):
-        norm = cls._norm(w.abs().amax())
+        norm = cls._norm(cls._magnitude(w).amax())
         return Operand(*quantize(plain(w).permute(1, 2, 0), "nvfp4", axis="col", norm_const=norm), norm)
 
 
