@@ -7,7 +7,7 @@ from . import library
 
 library.load()
 
-from . import autograd, ops, ops_forward  # noqa: E402, F401  fakes and autograd of the operators
+from . import autograd, nn, ops, ops_forward  # noqa: E402, F401  fakes and autograd of the operators; the layer
 from .api import (  # noqa: E402
     GroupedGemmDgluSm100,
     GroupedGemmDsreluSm100,
@@ -41,6 +41,7 @@ __all__ = [
     "grouped_gemm_srelu_wrapper_sm100",
     "grouped_gemm_wgrad_wrapper_sm100",
     "grouped_gemm_wrapper_sm100",
+    "nn",
     "pack_scales",
     "padded_offsets_from_counts",
     "quantize",
