@@ -271,6 +271,11 @@ class Workshop:
         self.folder, self.march = folder, march
         shutil.copytree(ROOT / "csrc", folder / "csrc")
         package = ROOT / "cudnn_grouped"
+        # The bindings are taken as they are: built from other headers than these they would misread the structs.
+        built = (package / "libcudnn_grouped_torch.so").stat().st_mtime
+        newer = [p.name for p in (ROOT / "csrc/core").glob("*.h") if p.stat().st_mtime > built]
+        if newer:
+            raise RuntimeError(f"build the package first: {', '.join(newer)} changed after libcudnn_grouped_torch.so")
         # Without the CUDA library: a process here must load the rebuilt libraries and nothing else.
         ignore = shutil.ignore_patterns("__pycache__", "libcudnn_grouped.so", "libcudnn_grouped_cuda.so")
         shutil.copytree(package, folder / "cudnn_grouped", ignore=ignore)
