@@ -11,6 +11,7 @@ Python package, and the named tests must fail against it; against the unpatched 
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -326,7 +327,7 @@ class Workshop:
         if result.returncode == 0:
             return True
         print(result.stdout[-2000:], result.stderr[-1000:], sep="\n")  # pytest shows it where a pass was expected
-        if result.returncode != 1 and result.returncode > 0:
+        if result.returncode in (-signal.SIGTERM, -signal.SIGKILL) or result.returncode > 1:
             raise RuntimeError(
                 f"pytest ended with {result.returncode}:\n{result.stdout[-3000:]}{result.stderr[-3000:]}"
             )

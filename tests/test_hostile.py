@@ -152,3 +152,12 @@ def test_a_bad_token_spoils_itself_alone(recipe, value):
     result = mlp(x, offsets, prob)
     assert result[torch.arange(512) != 3].isfinite().all()
     assert not torch.equal(result[3], result[4])
+
+
+def test_a_saved_c_takes_no_bias():
+    a, b, offsets = operands()
+    arguments = (a, [b], a.clone(), offsets, torch.ones(2), torch.ones(512))
+    bias = torch.ones(2, 64)
+    with pytest.raises(RuntimeError, match="bias: expected None with c_role"):
+        OPS.dsrelu(*arguments, bias=bias, c_role="preactivation")
+    assert not torch.equal(OPS.dsrelu(*arguments, bias=bias)[0], OPS.dsrelu(*arguments)[0])

@@ -138,6 +138,9 @@ void Validator::input_tensors() {
   per_expert("alpha", in.alpha);
   per_expert("beta", in.beta);
   if (in.prob.present()) check("prob", in.prob).dtype({DType::float32}).column(out.m, "M");
+  if (in.bias.present() && in.operation == Operation::dsrelu && in.c_role == "preactivation") {
+    fail("bias", "None with c_role=\"preactivation\"", "a tensor", "the saved C has its bias already");
+  }
   if (in.bias.present()) {
     check("bias", in.bias)
         .dtype({DType::float32, DType::bfloat16, DType::float16})
