@@ -3,33 +3,30 @@
 import torch
 
 from .errors import meta_mixture
+from .scales import _ceil_div, scale_view
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _SIXTEEN_BIT = (torch.bfloat16, torch.float16)
 
 
-def _ceil_div(a, b):
-    return (a + b - 1) // b
-
-
 def _scales(like, dtype, rows, blocks, experts=1):
     physical = like.new_empty((experts, _ceil_div(rows, 128), _ceil_div(blocks, 4), 32, 4, 4), dtype=dtype)
-    return physical.permute(3, 4, 1, 5, 2, 0)
+    return scale_view(physical)
 
 
-def _like_c(c, dtype):
-    rows, width = c.shape[0], c.shape[1]
-    return c.new_empty((rows, width) if c.dim() == 2 else (rows, width, 1), dtype=dtype)
+def _rows(like, rows, columns, dtype):
+    """A new (rows, columns), or (rows, columns, 1) where `like` has three dimensions."""
+    return like.new_empty((rows, columns) if like.dim() == 2 else (rows, columns, 1), dtype=dtype)
 
 
-def _backward(a, c, padded_offsets, prob, sfa, d_dtype, generate_dbias, amax_shape):
+def _backward(c, padded_offsets, prob, sfa, d_dtype, generate_dbias, amax_shape):
     d_dtype = torch.bfloat16 if d_dtype is None else d_dtype
     rows, width, experts = c.shape[0], c.shape[1], padded_offsets.shape[0]
     quantised = d_dtype in _FP8
     sf_dtype = torch.float8_e8m0fnu if sfa is None else sfa.dtype
     has_amax = sfa is not None and d_dtype in _SIXTEEN_BIT
-    d_row = _like_c(c, d_dtype)
-    d_col = _like_c(c, d_dtype) if quantised else c.new_empty((0,), dtype=d_dtype)
+    d_row = _rows(c, rows, width, d_dtype)
+    d_col = _rows(c, rows, width, d_dtype) if quantised else c.new_empty((0,), dtype=d_dtype)
     dprob = prob.new_empty(prob.shape, dtype=torch.float32)
     dbias = c.new_empty((experts, width, 1) if generate_dbias else (0,), dtype=torch.bfloat16)
     amax = c.new_empty((experts, *amax_shape) if has_amax else (0,), dtype=torch.float32)
@@ -62,12 +59,12 @@ def register_fake(*names):
 
 @register_fake("dsrelu")
 def _(a, b, c, padded_offsets, alpha, prob, sfa=None, *tensors, d_dtype=None, generate_dbias=False, **options):
-    return _backward(a, c, padded_offsets, prob, sfa, d_dtype, generate_dbias, (1,))
+    return _backward(c, padded_offsets, prob, sfa, d_dtype, generate_dbias, (1,))
 
 
 @register_fake("dglu")
 def _(a, b, c, padded_offsets, alpha, beta, prob, sfa=None, *tensors, d_dtype=None, generate_dbias=False, **options):
-    return _backward(a, c, padded_offsets, prob, sfa, d_dtype, generate_dbias, (2, 1))
+    return _backward(c, padded_offsets, prob, sfa, d_dtype, generate_dbias, (2, 1))
 
 
 @register_fake("dsrelu_out", "dglu_out", "reduce_dbias", "srelu_out", "glu_out", "mm_out", "wgrad_out")

@@ -2,11 +2,7 @@
 
 import torch
 
-from .ops import _FP8, _SIXTEEN_BIT, _ceil_div, _scales, register_fake
-
-
-def _rows(like, rows, columns, dtype):
-    return like.new_empty((rows, columns) if like.dim() == 2 else (rows, columns, 1), dtype=dtype)
+from .ops import _FP8, _SIXTEEN_BIT, _ceil_div, _rows, _scales, register_fake
 
 
 def forward_outputs(a, b, padded_offsets, sfa, n, c_dtype, d_dtype, generate_c, width):

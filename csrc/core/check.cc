@@ -47,11 +47,6 @@ std::string shape_text(Tensor const& tensor) {
   return "shape " + text_of(sizes_of(tensor));
 }
 
-TensorCheck const& TensorCheck::required(std::string const& what) const {
-  if (!tensor_.present()) fail(name_, what, "None");
-  return *this;
-}
-
 TensorCheck const& TensorCheck::dtype(std::vector<DType> const& allowed, std::string const& hint) const {
   for (DType dtype : allowed) {
     if (tensor_.dtype == dtype) return *this;

@@ -1,7 +1,6 @@
 // The vocabulary of argument checks. Each names the argument, what was expected and what came.
 #pragma once
 
-#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -35,7 +34,6 @@ class TensorCheck {
     }
     if (tensor.freed) fail(name_, "a tensor with memory", "one whose storage was freed");
   }
-  TensorCheck const& required(std::string const& what) const;
   TensorCheck const& dtype(std::vector<DType> const& allowed, std::string const& hint = "") const;
   // Strides of dimensions of size one are not looked at.
   TensorCheck const& shape(Shape const& expected, std::string const& symbols, std::string const& hint = "") const;

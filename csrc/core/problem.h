@@ -18,6 +18,16 @@ inline bool is_forward(Operation o) { return o == Operation::srelu || o == Opera
 enum class OperandFormat : uint8_t { bf16, e4m3, e5m2, e2m1 };
 enum class Activation : uint8_t { none, srelu, clamped_srelu, swiglu, geglu, situglu };
 
+inline bool is_fp4(DType d) { return d == DType::float4_e2m1fn_x2 || d == DType::uint8; }
+inline bool is_fp8(DType d) { return d == DType::float8_e4m3fn || d == DType::float8_e5m2; }
+// The operand format that a supported dtype of A and B means.
+inline OperandFormat operand_format(DType d) {
+  return d == DType::float8_e4m3fn ? OperandFormat::e4m3
+         : d == DType::float8_e5m2 ? OperandFormat::e5m2
+         : is_fp4(d)               ? OperandFormat::e2m1
+                                   : OperandFormat::bf16;
+}
+
 // Offsets are multiples of this (m_aligned), so no M tile of any engine straddles two experts.
 inline constexpr int64_t kRowAlignment = 256;
 inline constexpr int64_t kMaxExperts = 1024;
@@ -116,7 +126,7 @@ struct GroupedGemm {
   bool forward() const { return is_forward(operation); }
   int64_t c_columns() const { return forward() ? n : n * width; }
   int64_t d_columns() const { return forward() ? n / width : n * width; }
-  bool quantised() const { return d_dtype == DType::float8_e4m3fn || d_dtype == DType::float8_e5m2; }
+  bool quantised() const { return is_fp8(d_dtype); }
   bool block_scaled() const { return operands != OperandFormat::bf16; }
   int64_t amax_width() const { return forward() ? 1 : width; }
   // amax is returned for block-scaled operands with a 16-bit D (decisions F9).

@@ -42,10 +42,7 @@ void Validator::formats() {
     if (contains(candidate.operands, in.a.dtype)) row = &candidate;
   }
   check(a_name(), in.a).dtype(operands);
-  out.operands = in.a.dtype == DType::float8_e4m3fn ? OperandFormat::e4m3
-                 : in.a.dtype == DType::float8_e5m2 ? OperandFormat::e5m2
-                 : is_fp4(in.a.dtype)               ? OperandFormat::e2m1
-                                                    : OperandFormat::bf16;
+  out.operands = operand_format(in.a.dtype);
   if (has_weights()) {
     bool const same = b_dtype == in.a.dtype || (is_fp4(b_dtype) && is_fp4(in.a.dtype));
     if (!same) {

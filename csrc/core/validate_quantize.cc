@@ -6,8 +6,6 @@
 namespace cudnn_grouped {
 namespace {
 
-bool is_fp8(DType d) { return d == DType::float8_e4m3fn || d == DType::float8_e5m2; }
-
 void check_format(DType data, DType scale, int64_t block, char const* data_name, char const* scale_name) {
   bool const fp4 = data == DType::float4_e2m1fn_x2;
   if (!is_fp8(data) && !fp4) {

@@ -5,8 +5,6 @@
 namespace cudnn_grouped {
 namespace {
 
-bool is_fp4(DType d) { return d == DType::float4_e2m1fn_x2 || d == DType::uint8; }
-
 // (rows, T) with either dimension contiguous; FP4 pairs lie along T. transposed: the tensor is given as (T, rows).
 WeightGradient::Operand operand(char const* name, TensorCheck const& check, Tensor const& t, bool transposed,
                                 int64_t tokens) {
@@ -36,10 +34,7 @@ void check_formats(WeightGradientArguments const& in, WeightGradient& out) {
   check("a", in.a).dtype({D::bfloat16, D::float8_e4m3fn, D::float8_e5m2, D::float4_e2m1fn_x2, D::uint8});
   bool const same = in.b.dtype == in.a.dtype || (is_fp4(in.a.dtype) && is_fp4(in.b.dtype));
   if (!same) check("b", in.b).dtype({in.a.dtype});
-  out.operands = in.a.dtype == D::bfloat16        ? OperandFormat::bf16
-                 : in.a.dtype == D::float8_e4m3fn ? OperandFormat::e4m3
-                 : in.a.dtype == D::float8_e5m2   ? OperandFormat::e5m2
-                                                  : OperandFormat::e2m1;
+  out.operands = operand_format(in.a.dtype);
   if (!out.block_scaled()) {
     if (in.sfa.present()) fail("sfa", "None with BF16 operands", "a tensor");
     if (in.sfb.present()) fail("sfb", "None with BF16 operands", "a tensor");

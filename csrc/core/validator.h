@@ -15,8 +15,6 @@ inline bool contains(std::vector<DType> const& list, DType dtype) {
 inline bool contains(std::vector<std::string> const& list, std::string const& value) {
   return std::find(list.begin(), list.end(), value) != list.end();
 }
-inline bool is_fp4(DType d) { return d == DType::float4_e2m1fn_x2 || d == DType::uint8; }
-inline bool is_fp8(DType d) { return d == DType::float8_e4m3fn || d == DType::float8_e5m2; }
 
 class Validator {
  public:

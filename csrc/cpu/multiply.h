@@ -19,23 +19,31 @@ inline constexpr int kLanes = 4, kRegisterRows = 4;
 inline constexpr int kPanel = 2 * kLanes;  // columns of B held in registers
 typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
 
+inline DType storage_of(OperandFormat format) {
+  switch (format) {
+    case OperandFormat::bf16:
+      return DType::bfloat16;
+    case OperandFormat::e4m3:
+      return DType::float8_e4m3fn;
+    case OperandFormat::e5m2:
+      return DType::float8_e5m2;
+    default:
+      return DType::float4_e2m1fn_x2;
+  }
+}
+
+// count values of an operand, before their scales.
+inline void load_operand_run(OperandFormat format, void const* base, int64_t at, float* out, int count) {
+  if (format == OperandFormat::e2m1) return decode_fp4_run(base, at, out, count);
+  load_run(storage_of(format), base, at, out, count);
+}
+
 // count values of one operand row from column k, times their scales. scales: the row's bytes by block.
 inline void dequantise_row(GroupedGemm const& p, void const* base, uint8_t const* scales, int64_t row, int64_t rows,
                            int64_t k, int count, float* out) {
   int64_t const at = row * p.k + k;
-  switch (p.operands) {
-    case OperandFormat::bf16:
-      return decode_run<uint16_t>(base, at, out, count, [](uint32_t v) { return decode_bf16(v); });
-    case OperandFormat::e4m3:
-      decode_run<uint8_t>(base, at, out, count, [](uint32_t v) { return decode_e4m3(v); });
-      break;
-    case OperandFormat::e5m2:
-      decode_run<uint8_t>(base, at, out, count, [](uint32_t v) { return decode_e5m2(v); });
-      break;
-    case OperandFormat::e2m1:
-      decode_fp4_run(base, at, out, count);
-      break;
-  }
+  load_operand_run(p.operands, base, at, out, count);
+  if (!p.block_scaled()) return;
   ScaleLayout const layout = ScaleLayout::of(rows, ceil_div(p.k, p.sf_vec_size));
   int const block = int(p.sf_vec_size);
   for (int begin = 0; begin < count; begin += block) {
@@ -69,9 +77,7 @@ inline ExpertWeights weights_of(GroupedGemm const& p, int64_t expert) {
 inline void load_n_major_panel(GroupedGemm const& p, ExpertWeights const& w, int64_t column, int columns, int64_t k,
                                int count, float* out) {
   ScaleLayout const layout = ScaleLayout::of(p.n, p.block_scaled() ? ceil_div(p.k, p.sf_vec_size) : 1);
-  DType const dtype = p.operands == OperandFormat::bf16   ? DType::bfloat16
-                      : p.operands == OperandFormat::e4m3 ? DType::float8_e4m3fn
-                                                          : DType::float8_e5m2;
+  DType const dtype = storage_of(p.operands);
   float scale[kPanel];
   for (int i = 0; i < kPanel; ++i) scale[i] = 1.f;
   for (int i = 0; i < count; ++i) {

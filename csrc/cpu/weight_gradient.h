@@ -8,19 +8,6 @@ namespace {
 
 inline constexpr int kChunk = 64;  // rows of A transposed together
 
-inline DType storage_of(OperandFormat format) {
-  switch (format) {
-    case OperandFormat::bf16:
-      return DType::bfloat16;
-    case OperandFormat::e4m3:
-      return DType::float8_e4m3fn;
-    case OperandFormat::e5m2:
-      return DType::float8_e5m2;
-    default:
-      return DType::float4_e2m1fn_x2;
-  }
-}
-
 // The scales of the tokens from `start` on: of the expert, or of all tokens.
 struct TokenScales {
   uint8_t const* base;
@@ -38,18 +25,13 @@ struct TokenScales {
 // out[t][r], `width` apart: rows [row, row + rows) of tokens [token, token + count); zero from rows to width.
 inline void load_tokens(WeightGradient const& p, WeightGradient::Operand const& o, TokenScales const& scales,
                         int64_t row, int rows, int64_t token, int count, int width, float* out) {
-  DType const dtype = storage_of(p.operands);
   for (int i = 0; i < count; ++i) {
-    if (!o.tokens_contiguous) load_run(dtype, o.data, (token + i) * o.rows + row, out + i * width, rows);
+    if (!o.tokens_contiguous) load_operand_run(p.operands, o.data, (token + i) * o.rows + row, out + i * width, rows);
     for (int r = rows; r < width; ++r) out[i * width + r] = 0.f;
   }
   for (int r = 0; r < rows && o.tokens_contiguous; ++r) {
     float line[kDepth];
-    if (dtype == DType::float4_e2m1fn_x2) {
-      decode_fp4_run(o.data, (row + r) * p.tokens + token, line, count);
-    } else {
-      load_run(dtype, o.data, (row + r) * p.tokens + token, line, count);
-    }
+    load_operand_run(p.operands, o.data, (row + r) * p.tokens + token, line, count);
     for (int i = 0; i < count; ++i) out[i * width + r] = line[i];
   }
   if (!scales.base) return;

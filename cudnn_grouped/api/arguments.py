@@ -124,6 +124,15 @@ def check_weights(dense, discrete, name_of):
     return False
 
 
+def check_call(tensors, required, options, constants):
+    """What a wrapper checks itself: the options' types and constants, presence, tensors, the weight mode."""
+    check_constants(constants)
+    check_options(options)
+    check_tensors(tensors, required, call_name)
+    discrete = {name: (tensors | options)[name] for name in ("b_ptrs", "sfb_ptrs", "n", "b_dtype")}
+    check_weights(tensors, discrete, call_name)
+
+
 def as_list(value):
     """``b`` or ``sfb`` as the operator takes it: a list of one dense tensor, of one per expert, or empty."""
     if value is None:

@@ -3,21 +3,12 @@
 import torch
 
 from ..errors import translated_errors
-from .arguments import as_list, call_name, check_constants, check_options, check_tensors, check_weights
+from .arguments import as_list, call_name
 from .operation import GroupedGemmOperation, _call, _flat
 from .stream import launch_stream
 from .tuple_dict import TupleDict
 
 OUTPUTS = ("c", "d", "d_col", "amax", "sfd_row", "sfd_col")
-
-
-def check_call(tensors, required, options, constants):
-    """What a wrapper checks itself: the options' types and constants, presence, tensors, the weight mode."""
-    check_constants(constants)
-    check_options(options)
-    check_tensors(tensors, required, call_name)
-    discrete = {name: (tensors | options)[name] for name in ("b_ptrs", "sfb_ptrs", "n", "b_dtype")}
-    check_weights(tensors, discrete, call_name)
 
 
 def run_forward(operator, tensors, options, current_stream, run=_call, given=()):

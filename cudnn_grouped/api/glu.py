@@ -2,8 +2,8 @@
 
 import torch
 
-from .arguments import check_options
-from .forward import ForwardOperation, check_call, is_bf16, named, run_forward
+from .arguments import check_call, check_options
+from .forward import ForwardOperation, is_bf16, named, run_forward
 from .operation import _call
 
 _REQUIRED = ("a", "padded_offsets", "alpha")

@@ -4,8 +4,8 @@ import torch
 
 from ..errors import raise_verdict
 from ..ops_forward import forward_outputs
-from .arguments import as_list, call_name, check_options
-from .forward import OUTPUTS, check_call, is_bf16, named, run_forward
+from .arguments import as_list, call_name, check_call, check_options
+from .forward import OUTPUTS, is_bf16, named, run_forward
 from .operation import _call, _descriptions, _verdict
 
 

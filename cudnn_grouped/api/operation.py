@@ -12,6 +12,7 @@ from ..errors import meta_mixture, raise_verdict, translated_errors
 from .arguments import (
     as_list,
     call_name,
+    check_call,
     check_constants,
     check_options,
     check_tensors,
@@ -34,11 +35,7 @@ def run_wrapper(operator, tensors, required, options, constants, dprob, current_
 
     tensors, options: by the operator's argument names, None where not given. dprob: the caller's accumulator or None.
     """
-    check_constants(constants)
-    check_options(options)
-    check_tensors({**tensors, "dprob": dprob}, required, call_name)
-    discrete = {name: (tensors | options)[name] for name in ("b_ptrs", "sfb_ptrs", "n", "b_dtype")}
-    check_weights(tensors, discrete, call_name)
+    check_call({**tensors, "dprob": dprob}, required, options, constants)
     options = {**options, "deterministic": resolve_deterministic(options["deterministic"])}
     with launch_stream(current_stream, tensors["a"].device) as record, translated_errors(call_name):
         if dprob is not None and not torch.compiler.is_compiling():

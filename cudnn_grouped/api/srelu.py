@@ -1,6 +1,7 @@
 """Grouped GEMM + sReLU (squared ReLU), the forward of dsReLU: the documented wrapper and class."""
 
-from .forward import ForwardOperation, check_call, named, run_forward
+from .arguments import check_call
+from .forward import ForwardOperation, named, run_forward
 
 _REQUIRED = ("a", "padded_offsets", "alpha", "prob")
 
