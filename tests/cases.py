@@ -345,17 +345,18 @@ def pointer_table(tensors, case: Case) -> torch.Tensor:
 class Guarded:
     """Output buffers with canary bytes on both sides."""
 
-    def __init__(self):
+    def __init__(self, device="cpu"):
+        self.device = device
         self.storages = []
 
     def tensor(self, shape, dtype, fill: int = 0xFF, strides=None) -> torch.Tensor:
         count = int(np.prod(shape, dtype=np.int64))
         size = count * torch.empty((), dtype=dtype).element_size()
-        room = torch.full((size + 2 * GUARD + 64,), CANARY, dtype=torch.uint8)
+        room = torch.full((size + 2 * GUARD + 64,), CANARY, dtype=torch.uint8, device=self.device)
         start = GUARD + (-(room.data_ptr() + GUARD)) % 64
         room[start : start + size] = fill
         self.storages.append((room, start, size))
-        inner = room[start : start + size].view(dtype) if size else torch.empty(0, dtype=dtype)
+        inner = room[start : start + size].view(dtype) if size else torch.empty(0, dtype=dtype, device=self.device)
         return inner.view(shape) if strides is None else inner.as_strided(shape, strides)
 
     def check(self) -> None:

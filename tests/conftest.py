@@ -1,4 +1,5 @@
-"""Importing the package registers the operators; the fixture core_probe is the core headers behind C functions."""
+"""Importing the package registers the operators; the fixture core_probe is the core headers behind C functions; tests
+marked gpu are skipped where no engine serves their device."""
 
 import ctypes
 import os
@@ -6,6 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import gpu_device
 import pytest
 
 import cudnn_grouped
@@ -32,3 +34,15 @@ def core_probe(tmp_path_factory):
     for name in ("probe_scale_offset", "probe_scale_bytes", "probe_column_base"):
         getattr(probe, name).restype = ctypes.c_int64
     return probe
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") and (why := gpu_device.why_not()):
+        pytest.skip(why)
+
+
+@pytest.fixture
+def operators_on_device(monkeypatch):
+    """The cases' operators run on the device of the GPU tests, with its bounds in the oracle."""
+    gpu_device.patch_operators(monkeypatch)
+    gpu_device.patch_bounds(monkeypatch)

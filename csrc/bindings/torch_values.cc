@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include "../core/device_values.h"
 #include "../core/scale_layout.h"
 
 namespace cudnn_grouped::bindings {
@@ -44,14 +45,25 @@ std::vector<int64_t> contiguous_strides(std::vector<int64_t> const& sizes) {
   return strides;
 }
 
-// libtorch_cuda has this symbol; looked up by name, so that one library serves builds of torch without CUDA.
+// libtorch_cuda has this symbol; looked up by name, so that one library serves builds of torch without CUDA. Python
+// loads torch's libraries out of the global scope: the library is found by its own name.
 void* current_cuda_stream(int device_index) {
   using Getter = AOTITorchError (*)(int32_t, void**);
-  static Getter const getter = reinterpret_cast<Getter>(dlsym(RTLD_DEFAULT, "aoti_torch_get_current_cuda_stream"));
+  static Getter const getter = [] {
+    void* const library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+    return reinterpret_cast<Getter>(library ? dlsym(library, "aoti_torch_get_current_cuda_stream") : nullptr);
+  }();
+  if (!getter)
+    throw std::runtime_error("torch's current CUDA stream was not found: expected libtorch_cuda.so to be loaded");
   void* stream = nullptr;
-  if (getter) TORCH_ERROR_CODE_CHECK(getter(device_index, &stream));
+  TORCH_ERROR_CODE_CHECK(getter(device_index, &stream));
   return stream;
 }
+
+bool const registered = [] {
+  device_reader().current_stream = current_cuda_stream;
+  return true;
+}();
 
 }  // namespace
 

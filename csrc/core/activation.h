@@ -36,7 +36,7 @@ struct SquaredReLU {
   CG_HD Relu relu(float x) const {
     float const positive = x <= 0.f ? 0.f : x;
     if constexpr (!kClamped) return {positive, 1.f};
-    Tanh const t = tanh_with_derivative(positive / clamp);
+    Tanh const t = tanh_with_derivative(quotient(positive, clamp));
     return {clamp * t.value, t.derivative};
   }
   CG_HD float forward(float const (&x)[1]) const {
@@ -97,11 +97,11 @@ struct SiTUGLU {
   float beta1, beta2;
 
   CG_HD float forward(float const (&x)[2]) const {
-    return beta1 * tanh_with_derivative(x[0] / beta1).value * logistic(x[0]) * beta2 *
-           tanh_with_derivative(x[1] / beta2).value;
+    return beta1 * tanh_with_derivative(quotient(x[0], beta1)).value * logistic(x[0]) * beta2 *
+           tanh_with_derivative(quotient(x[1], beta2)).value;
   }
   CG_HD Gradient<2> backward(float r, float const (&x)[2], float prob) const {
-    Tanh const tg = tanh_with_derivative(x[0] / beta1), tu = tanh_with_derivative(x[1] / beta2);
+    Tanh const tg = tanh_with_derivative(quotient(x[0], beta1)), tu = tanh_with_derivative(quotient(x[1], beta2));
     float const s = logistic(x[0]), gate = beta1 * tg.value, up = beta2 * tu.value, rp = r * prob;
     float const gate_slope = tg.derivative * s + gate * s * (1.f - s);
     return {{rp * up * gate_slope, rp * gate * s * tu.derivative}, r * gate * s * up};

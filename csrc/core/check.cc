@@ -4,6 +4,7 @@
 #include <cmath>
 #include <sstream>
 
+#include "device_values.h"
 #include "scale_layout.h"
 
 namespace cudnn_grouped {
@@ -167,13 +168,13 @@ void check_overlaps(std::vector<NamedTensor> const& tensors, size_t outputs) {
   }
 }
 
-void check_norm_value(float norm) {
+void check_norm_value(float const* at, Device device) {
+  float const norm = values_of<float>(at, 1, device)[0];
   if (!(std::isfinite(norm) && norm > 0.f)) fail("norm_const", "a finite number above 0", text_of(double(norm)));
 }
 
 std::vector<int32_t> checked_offset_values(Tensor const& offsets, int64_t m) {
-  int32_t const* given = offsets.as<int32_t>();
-  std::vector<int32_t> const ends(given, given + offsets.size[0]);
+  std::vector<int32_t> const ends = values_of<int32_t>(offsets.data, offsets.size[0], offsets.device);
   int64_t previous = 0;
   for (size_t g = 0; g < ends.size(); ++g) {
     int64_t const end = ends[g];

@@ -66,8 +66,8 @@ struct NamedTensor {
 };
 void check_overlaps(std::vector<NamedTensor> const& tensors, size_t outputs);
 // norm_const as a value: a finite number above 0.
-void check_norm_value(float norm);
-// Offsets as values: multiples of kRowAlignment, non-decreasing, at most m. Host memory.
+void check_norm_value(float const* norm, Device device);
+// Offsets as values: multiples of kRowAlignment, non-decreasing, at most m.
 std::vector<int32_t> checked_offset_values(Tensor const& offsets, int64_t m);
 
 }  // namespace cudnn_grouped

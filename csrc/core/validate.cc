@@ -15,7 +15,7 @@ void Validator::run() {
     scale_factors();
   }
   if (in.has_outputs) output_tensors();
-  if (in.values_readable && in.a.device.type == Device::Type::cpu) values();
+  if (in.values_readable && values_are_checked(in.a.device)) values();
 }
 
 void Validator::required_tensors() {
@@ -167,7 +167,7 @@ void Validator::per_expert(char const* name, Tensor const& t) const {
 void Validator::values() {
   if (!out.single_group) out.checked_offsets = checked_offset_values(in.padded_offsets, out.m);
   if (mode == Weights::pointers) pointer_values();
-  if (out.quantised()) check_norm_value(*out.norm_const);
+  if (out.quantised()) check_norm_value(out.norm_const, out.device);
 }
 
 std::optional<Error> validate(Arguments const& arguments, GroupedGemm& problem) {

@@ -1,5 +1,5 @@
 // The checks of quantize, dequantize and reduce_dbias.
-#include "check.h"
+#include "device_values.h"
 #include "quantize_problem.h"
 #include "scale_layout.h"
 
@@ -62,7 +62,7 @@ void run(QuantizeArguments const& in, QuantizeProblem& out) {
   if (in.norm_const.present()) {
     check("norm_const", in.norm_const).scalar();
     out.norm_const = in.norm_const.as<float>();
-    if (given.device.type == Device::Type::cpu) check_norm_value(*out.norm_const);
+    if (values_are_checked(given.device)) check_norm_value(out.norm_const, given.device);
   }
   if (in.padded_offsets.present()) {
     TensorCheck const offsets = check("padded_offsets", in.padded_offsets);
@@ -73,7 +73,7 @@ void run(QuantizeArguments const& in, QuantizeProblem& out) {
     if (out.rows % kRowAlignment) fail(name, "a number of rows that is a multiple of 256", std::to_string(out.rows));
     out.padded_offsets = in.padded_offsets.as<int32_t>();
     out.experts = in.padded_offsets.size[0];
-    if (given.device.type == Device::Type::cpu) checked_offset_values(in.padded_offsets, out.rows);
+    if (values_are_checked(given.device)) checked_offset_values(in.padded_offsets, out.rows);
   }
   if (in.dequantize) {
     check_scales(check("scales", in.scales), "scales", in.scales, out.scale_rows(), out.scale_blocks(), out.batch);
@@ -105,7 +105,7 @@ std::optional<Error> validate(Tensor const& slots, Tensor const& padded_offsets,
     check("padded_offsets", padded_offsets).dtype({DType::int32}).experts();
     int64_t const experts = padded_offsets.size[0], columns = slots.size[1];
     check("dbias", dbias).dtype({DType::bfloat16}).shape({experts, columns, 1}, "(L, N, 1)").contiguous().aligned(2);
-    if (slots.device.type == Device::Type::cpu) checked_offset_values(padded_offsets, slots.size[0] * kDbiasSlotRows);
+    if (values_are_checked(slots.device)) checked_offset_values(padded_offsets, slots.size[0] * kDbiasSlotRows);
     reduction = {
         slots.device,        slots.size[0], columns, experts, slots.as<uint16_t>(), padded_offsets.as<int32_t>(),
         dbias.as<uint16_t>()};

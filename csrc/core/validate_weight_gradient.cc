@@ -1,4 +1,4 @@
-#include "check.h"
+#include "device_values.h"
 #include "scale_layout.h"
 #include "weight_gradient.h"
 
@@ -128,7 +128,7 @@ void run(WeightGradientArguments const& in, WeightGradient& out) {
     out.out_dtype = in.out[0].dtype;
     check_memory(in);
   }
-  if (in.a.device.type == Device::Type::cpu) out.checked_offsets = checked_offset_values(in.padded_offsets, out.tokens);
+  if (values_are_checked(in.a.device)) out.checked_offsets = checked_offset_values(in.padded_offsets, out.tokens);
 }
 
 }  // namespace

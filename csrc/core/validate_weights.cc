@@ -161,7 +161,7 @@ static void check_pointer(char const* name, int64_t const* pointers, int64_t g) 
 
 void Validator::pointer_values() {
   // Copied like the offsets: what is checked is what is used.
-  auto copy = [&](int64_t const* table) { return std::vector<int64_t>(table, table + out.experts); };
+  auto copy = [&](int64_t const* table) { return values_of<int64_t>(table, out.experts, out.device); };
   out.b_list = copy(out.b_pointers);
   if (out.sfb_pointers) out.sfb_list = copy(out.sfb_pointers);
   for (int64_t g = 0; g < out.experts; ++g) {

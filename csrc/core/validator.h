@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "check.h"
+#include "device_values.h"
 #include "support.h"
 
 namespace cudnn_grouped {

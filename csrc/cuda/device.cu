@@ -2,7 +2,9 @@
 // themselves beside this.
 #include <cuda_runtime.h>
 
+#include "../core/device_values.h"
 #include "../core/engine.h"
+#include "check.h"
 
 namespace cudnn_grouped::cuda {
 namespace {
@@ -14,8 +16,24 @@ int capability_of(int device_index) {
   return major * 10 + minor;
 }
 
+bool read(void* to, void const* from, int64_t bytes, int device_index, void* handle) {
+  cudaStream_t const stream = static_cast<cudaStream_t>(handle);
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
+  if (status != cudaStreamCaptureStatusNone) return false;
+  int before = 0;
+  check(cudaGetDevice(&before), "cudaGetDevice");
+  check(cudaSetDevice(device_index), "cudaSetDevice");
+  cudaError_t error = cudaMemcpyAsync(to, from, size_t(bytes), cudaMemcpyDeviceToHost, stream);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+  check(cudaSetDevice(before), "cudaSetDevice");
+  check(error, "reading values for their checks");
+  return true;
+}
+
 bool const registered = [] {
   register_capability_query(capability_of);
+  device_reader().read = read;
   return true;
 }();
 

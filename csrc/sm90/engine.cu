@@ -1,0 +1,287 @@
+// The Hopper engine: what it launches for a problem, and its entry in the dispatcher's table.
+#include "../core/engine.h"
+
+#include "../core/scale_layout.h"
+#include "../cuda/quantize.h"
+#include "arena.h"
+#include "dequantise.h"
+#include "finish.h"
+#include "kernels.h"
+#include "tensor_map.h"
+#include "weight_gradient.h"
+
+namespace cudnn_grouped::sm90 {
+namespace {
+
+inline constexpr int kGroupM = 8;  // M tiles that share a panel of B in L2
+inline constexpr auto kBF16 = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+inline constexpr auto kByte = CU_TENSOR_MAP_DATA_TYPE_UINT8;
+inline constexpr auto k128 = CU_TENSOR_MAP_SWIZZLE_128B;
+
+int multiprocessors() {
+  int device = 0, count = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  return count;
+}
+
+ActivationKernels const& kernels_of(Activation activation) {
+  switch (activation) {
+    case Activation::none:
+      return identity_kernels();
+    case Activation::srelu:
+      return srelu_kernels();
+    case Activation::clamped_srelu:
+      return clamped_srelu_kernels();
+    case Activation::swiglu:
+      return swiglu_kernels();
+    case Activation::geglu:
+      return geglu_kernels();
+    default:
+      return situglu_kernels();
+  }
+}
+
+// Whether C and D are BF16 tensors that move by TMA.
+bool stages_c(GroupedGemm const& p) {
+  return p.c_dtype == DType::bfloat16 && p.operation != Operation::dact && !(p.forward() && p.quantised());
+}
+bool is_staged(GroupedGemm const& p) {
+  bool const c = stages_c(p) || (p.forward() && !p.c);
+  // The documented slots of dprob are sums over N tiles of 128 or 256.
+  return c && !p.dprob_slots && p.d_dtype == DType::bfloat16 && (!p.d_col || p.d_col == p.d_row);
+}
+
+Kernel kernel_of(GroupedGemm const& p) {
+  auto const& kernels = kernels_of(p.activation);
+  auto const& direction = p.forward() ? kernels.forward : kernels.backward;
+  if (p.quantised()) return stages_c(p) ? direction.quantised_staged : direction.quantised;
+  return is_staged(p) ? direction.staged : direction.direct;
+}
+
+Experts experts_of(GroupedGemm const& p) {
+  return {p.single_group ? nullptr : p.padded_offsets, int(p.experts), int(p.m)};
+}
+
+struct Workspace {
+  int64_t bytes;
+  int64_t *b_addresses, *sfb_addresses;  // of a list of tensors, on the device
+  CUtensorMap* maps;
+  __nv_bfloat16 *a, *b;  // dequantised
+  float *dprob, *dbias;
+
+  Workspace(GroupedGemm const& p, void* base) {
+    Arena arena(base);
+    b_addresses = p.b_list.empty() ? nullptr : arena.take<int64_t>(p.experts);
+    sfb_addresses = p.sfb_list.empty() ? nullptr : arena.take<int64_t>(p.experts);
+    bool const discrete = b_addresses || p.b_pointers;
+    maps = discrete && !p.block_scaled() ? arena.take<CUtensorMap>(p.experts) : nullptr;
+    a = p.block_scaled() ? arena.take<__nv_bfloat16>(p.m * p.k) : nullptr;
+    b = p.block_scaled() ? arena.take<__nv_bfloat16>(p.experts * padded_n(p) * p.k) : nullptr;
+    dprob = p.forward() ? nullptr : arena.take<float>(ceil_div<int64_t>(p.n, kernel_of(p).tile_n) * p.m);
+    dbias = p.dbias || p.dbias_slots ? arena.take<float>(p.m / kSlotRows * p.d_columns()) : nullptr;
+    bytes = arena.used();
+  }
+  // A permuted tile takes whole units of 32 rows of B.
+  static int64_t padded_n(GroupedGemm const& p) { return ceil_div<int64_t>(p.n, 32) * 32; }
+};
+
+int64_t workspace_bytes(GroupedGemm const& p, int) { return Workspace(p, nullptr).bytes; }
+
+void dequantise_operands(GroupedGemm const& p, Workspace const& w, int64_t const* pointers,
+                         int64_t const* scale_pointers, cudaStream_t stream) {
+  Dequantise a{};
+  a.format = p.operands, a.scale_dtype = p.scale_dtype, a.sf_vec_size = int(p.sf_vec_size);
+  a.data = p.a, a.scales = p.sfa, a.rows = p.m, a.columns = p.k;
+  a.experts = p.experts, a.padded_offsets = p.single_group ? nullptr : p.padded_offsets;
+  a.by_token = true, a.offset_limit = p.m, a.out = w.a;
+  dequantise(a, stream);
+  Dequantise b = a;
+  b.data = p.b, b.scales = p.sfb, b.rows_per_expert = p.n, b.out_rows_per_expert = Workspace::padded_n(p);
+  b.expert_bytes = p.b_expert_bytes, b.scale_expert_bytes = p.sfb_expert_bytes;
+  b.pointers = pointers, b.scale_pointers = scale_pointers;
+  b.by_token = false, b.transposed = p.b_is_n_major, b.out = w.b;
+  dequantise(b, stream);
+}
+
+CUtensorMap map_of_a(void const* a, GroupedGemm const& p, bool interleaved) {
+  int64_t const row = p.k * 2;
+  if (!interleaved) return make_map(a, kBF16, k128, {{p.k, 0, kTileK}, {p.m, row, kTileM}});
+  // Rows of a tile in the order [16-row half of a 32-row block][block][16 rows]: a warp then has 32 adjacent ones.
+  return make_map(a, kBF16, k128,
+                  {{p.k, 0, kTileK}, {16, row, 16}, {p.m / 32, 32 * row, kTileM / 32}, {2, 16 * row, 2}});
+}
+
+// n_stride: rows of B behind one expert in memory. experts: 1 for a map of one expert.
+CUtensorMap map_of_b(void const* b, GroupedGemm const& p, Kernel const& kernel, bool n_major, int64_t n_stride,
+                     int64_t experts) {
+  int64_t const row = p.k * 2;
+  if (n_major) return make_map(b, kBF16, k128, {{p.n, 0, 64}, {p.k, p.n * 2, kTileK}, {experts, p.n * row, 1}});
+  if (!kernel.interleaved) {
+    return make_map(b, kBF16, k128, {{p.k, 0, kTileK}, {p.n, row, kernel.tile_n}, {experts, n_stride * row, 1}});
+  }
+  // Of 32 rows, row 8 j + 2 q + e of shared memory is row 8 q + 2 j + e: see quantised.h.
+  return make_map(b, kBF16, k128,
+                  {{p.k, 0, kTileK},
+                   {2, row, 2},
+                   {4, 8 * row, 4},
+                   {4, 2 * row, 4},
+                   {experts * n_stride / 32, 32 * row, kernel.tile_n / 32}});
+}
+
+// C and D of `columns` columns in boxes of `width`.
+CUtensorMap map_of_rows(void const* data, GroupedGemm const& p, int64_t columns, int width, bool fp8) {
+  auto const swizzle = width * (fp8 ? 1 : 2) == 128  ? k128
+                       : width * (fp8 ? 1 : 2) == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                     : CU_TENSOR_MAP_SWIZZLE_NONE;
+  return make_map(data, fp8 ? kByte : kBF16, swizzle, {{columns, 0, width}, {p.m, columns * (fp8 ? 1 : 2), kTileM}});
+}
+
+Params params_of(GroupedGemm const& p, Workspace const& w, Kernel const& kernel) {
+  Params out{};
+  out.experts = experts_of(p);
+  out.n = int(p.n), out.k = p.operation == Operation::dact ? 0 : int(p.k), out.group_m = kGroupM;
+  out.b_is_n_major = p.b_is_n_major && !p.block_scaled();
+  out.alpha = p.alpha, out.beta = p.beta, out.prob = p.prob, out.norm_const = p.norm_const;
+  out.alpha_squared = p.alpha_squared;
+  out.prob_on_bias = p.operation == Operation::mm && p.bias;
+  out.bias = p.bias, out.bias_dtype = p.bias_dtype, out.c_dtype = p.c_dtype, out.d_dtype = p.d_dtype;
+  out.epilogue_op = p.epilogue_op;
+  if (p.operation == Operation::dact) out.value = p.a, out.value_dtype = p.a_dtype;
+  out.c_data = p.c, out.d_data = p.d_row, out.d_col_data = p.d_col == p.d_row ? nullptr : p.d_col;
+  out.dprob = w.dprob, out.dbias = w.dbias, out.amax = reinterpret_cast<int*>(p.amax);
+  out.sfd_row = p.sfd_row, out.sfd_col = p.sfd_col, out.discrete_col_sfd = p.discrete_col_sfd;
+  if (p.operation == Operation::dact) return out;
+  out.a = map_of_a(p.block_scaled() ? w.a : p.a, p, kernel.interleaved);
+  out.expert_maps = w.maps;
+  int const d_width = p.forward() ? 64 / int(p.width) : 64;
+  if (stages_c(p) && p.c) out.c = map_of_rows(p.c, p, p.c_columns(), 64, false);
+  if (p.quantised()) {
+    out.d = map_of_rows(p.d_row, p, p.d_columns(), d_width, true);
+    out.d_col = map_of_rows(p.d_col, p, p.d_columns(), d_width, true);
+  } else if (is_staged(p)) {
+    out.d = map_of_rows(p.d_row, p, p.d_columns(), d_width, false);
+  }
+  return out;
+}
+
+// Padding of the scale tensors is zero. Tails are finish()'s.
+void zero_padding(GroupedGemm const& p, cudaStream_t stream) {
+  int64_t const blocks = ceil_div(p.d_columns(), kQuantBlock);
+  if (blocks % kAtomBlocks) {
+    check(cudaMemsetAsync(p.sfd_row, 0, ScaleLayout::of(p.m, blocks).bytes(), stream), "cudaMemsetAsync");
+  }
+  if (p.d_columns() % kAtomRows) {
+    int64_t const bytes = ScaleLayout::of(p.d_columns(), p.m / kQuantBlock).bytes();
+    check(cudaMemsetAsync(p.sfd_col, 0, bytes, stream), "cudaMemsetAsync");
+  }
+}
+
+void run(GroupedGemm const& p, Launch const& launch) {
+  if (p.m == 0) return;
+  cudaStream_t const stream = static_cast<cudaStream_t>(launch.stream);
+  Workspace const w(p, launch.workspace);
+  Kernel const kernel = kernel_of(p);
+  int const blocks = multiprocessors();
+  if (w.b_addresses) write_addresses(p.b_list, w.b_addresses, stream);
+  if (w.sfb_addresses) write_addresses(p.sfb_list, w.sfb_addresses, stream);
+  int64_t const* pointers = w.b_addresses ? w.b_addresses : p.b_pointers;
+  Params params = params_of(p, w, kernel);
+  if (p.block_scaled()) {
+    dequantise_operands(p, w, pointers, w.sfb_addresses ? w.sfb_addresses : p.sfb_pointers, stream);
+    params.b = map_of_b(w.b, p, kernel, false, Workspace::padded_n(p), p.experts);
+  } else if (w.maps) {
+    // Each expert's copy gets its own address. That of an expert without rows has next to no values, all of them A's.
+    CUtensorMap const map = map_of_b(p.a, p, kernel, p.b_is_n_major, p.n, 1);
+    CUtensorMap const none =
+        make_map(p.a, kBF16, k128, {{8, 0, kTileK}, {1, 16, p.b_is_n_major ? kTileK : kernel.tile_n}, {1, 16, 1}});
+    make_expert_maps(map, none, pointers, params.experts, w.maps, stream);
+  } else if (p.operation != Operation::dact) {
+    params.b = map_of_b(p.b, p, kernel, p.b_is_n_major, p.b_expert_bytes / (p.k * 2), p.experts);
+  }
+  if (p.quantised()) zero_padding(p, stream);
+  kernel.launch(p, params, blocks, stream);
+
+  Finish end{};
+  end.experts = params.experts;
+  end.n_tiles = int(ceil_div<int64_t>(p.n, kernel.tile_n));
+  end.dprob_slots = w.dprob, end.dprob = p.dprob;
+  end.documented_dprob = p.dprob_slots, end.documented_slots = int(grid_n(p.n, p.tile_n, p.cluster_n));
+  end.parts = int(p.tile_n / kernel.tile_n);
+  end.rows[0] = {p.d_row, p.d_columns() * bytes_of(p.d_dtype)};
+  if (p.d_col && p.d_col != p.d_row) end.rows[1] = {p.d_col, end.rows[0].row_bytes};
+  if (p.forward() && p.c) end.rows[2] = {p.c, p.c_columns() * bytes_of(p.c_dtype)};
+  end.d_columns = p.d_columns();
+  if (p.quantised()) end.sfd_row = p.sfd_row, end.sfd_col = p.sfd_col, end.discrete_col_sfd = p.discrete_col_sfd;
+  finish(end, blocks, stream);
+  if (w.dbias) sum_bias({params.experts, p.d_columns(), w.dbias, p.dbias, p.dbias_slots}, stream);
+}
+
+// Weight gradient ------------------------------------------------------------------------------------------------
+
+struct WeightWorkspace {
+  int64_t bytes;
+  int64_t* addresses;
+  __nv_bfloat16 *a, *b;
+
+  WeightWorkspace(WeightGradient const& p, void* base) {
+    Arena arena(base);
+    addresses = arena.take<int64_t>(p.experts);
+    a = p.block_scaled() ? arena.take<__nv_bfloat16>(p.a.rows * p.tokens) : nullptr;
+    b = p.block_scaled() ? arena.take<__nv_bfloat16>(p.b.rows * p.tokens) : nullptr;
+    bytes = arena.used();
+  }
+};
+
+int64_t weight_gradient_workspace_bytes(WeightGradient const& p, int) { return WeightWorkspace(p, nullptr).bytes; }
+
+CUtensorMap map_of_tokens(void const* data, WeightGradient const& p, WeightGradient::Operand const& o, int tile) {
+  if (o.tokens_contiguous) return make_map(data, kBF16, k128, {{p.tokens, 0, kTileK}, {o.rows, p.tokens * 2, tile}});
+  return make_map(data, kBF16, k128, {{o.rows, 0, 64}, {p.tokens, o.rows * 2, kTileK}});
+}
+
+void weight_gradient(WeightGradient const& p, Launch const& launch) {
+  cudaStream_t const stream = static_cast<cudaStream_t>(launch.stream);
+  WeightWorkspace const w(p, launch.workspace);
+  std::vector<int64_t> addresses;
+  for (void* out : p.out) addresses.push_back(reinterpret_cast<int64_t>(out));
+  write_addresses(addresses, w.addresses, stream);
+  WeightTiles tiles{};
+  tiles.experts = {p.padded_offsets, int(p.experts), int(p.tokens)};
+  tiles.rows = int(p.a.rows), tiles.columns = int(p.b.rows);
+  tiles.a_tokens_contiguous = p.a.tokens_contiguous, tiles.b_tokens_contiguous = p.b.tokens_contiguous;
+  tiles.scale_a = p.global_scale_a, tiles.scale_b = p.global_scale_b;
+  tiles.out = w.addresses, tiles.out_dtype = p.out_dtype, tiles.accumulate = p.accumulate;
+  tiles.pairs = p.b.rows % 2 == 0;
+  for (int64_t address : addresses) tiles.pairs &= address % (2 * bytes_of(p.out_dtype)) == 0;
+  if (p.tokens > 0) {
+    void const *a = p.a.data, *b = p.b.data;
+    if (p.block_scaled()) {
+      for (auto const& [operand, out] : {std::pair{p.a, w.a}, std::pair{p.b, w.b}}) {
+        dequantise_tokens({p.operands, p.scale_dtype, int(p.sf_vec_size), operand, p.tokens, p.experts,
+                           p.discrete_scales, p.padded_offsets, out},
+                          stream);
+      }
+      a = w.a, b = w.b;
+    }
+    tiles.a = map_of_tokens(a, p, p.a, kTileM), tiles.b = map_of_tokens(b, p, p.b, kWeightTileN);
+  }
+  multiply_tokens(tiles, multiprocessors(), stream);
+}
+
+bool const registered = [] {
+  register_engine({"sm90",
+                   Device::Type::cuda,
+                   {90},
+                   workspace_bytes,
+                   run,
+                   weight_gradient_workspace_bytes,
+                   weight_gradient,
+                   cuda::quantize,
+                   cuda::dequantize,
+                   cuda::reduce_dbias});
+  return true;
+}();
+
+}  // namespace
+}  // namespace cudnn_grouped::sm90

@@ -1,0 +1,92 @@
+// What all epilogues share: a thread's rows, and the sums and maxima that go over a tile.
+#pragma once
+
+#include "boxes.h"
+
+namespace cudnn_grouped::sm90 {
+
+// A thread holds four rows of its warp's 32, eight rows apart.
+//   plain:       rows 16 w ... of each 64-row half, as wgmma has them
+//   interleaved: 32 adjacent rows, by a tensor map of A that permutes the rows of a tile (for scales along columns)
+template <bool kInterleaved>
+struct ThreadRows {
+  int first;
+
+  __device__ __forceinline__ ThreadRows(Tile const& tile, int warp, int lane)
+      : first(tile.m + warp * (kInterleaved ? 32 : 16) + lane / 4) {}
+  __device__ __forceinline__ int at(int i) const { return first + (i / 2) * (kInterleaved ? 16 : 64) + i % 2 * 8; }
+};
+
+template <class Step, bool kInterleaved>
+struct TileSums {
+  static constexpr int kAmax = Step::kForward ? 1 : Step::kWidth;
+
+  ThreadRows<kInterleaved> rows;
+  float prob[4], dprob[4] = {}, amax[kAmax] = {};
+
+  __device__ __forceinline__ TileSums(Params const& p, Tile const& tile, int warp, int lane) : rows(tile, warp, lane) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) prob[i] = p.prob ? __ldg(p.prob + rows.at(i)) : 1.f;
+  }
+
+  // Slots and maxima of the tile: results do not depend on the order of tiles.
+  __device__ __forceinline__ void write(Params const& p, Tile const& tile, int lane) {
+    if (!Step::kForward) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        dprob[i] += __shfl_xor_sync(~0u, dprob[i], 1);
+        dprob[i] += __shfl_xor_sync(~0u, dprob[i], 2);
+        if (lane % 4 == 0) p.dprob[int64_t(tile.n_tile) * p.experts.m + rows.at(i)] = dprob[i];
+      }
+    }
+    if (p.amax) {
+#pragma unroll
+      for (int w = 0; w < kAmax; ++w) {
+#pragma unroll
+        for (int lanes = 16; lanes > 0; lanes /= 2) {
+          amax[w] = ptx::max_magnitude(amax[w], __shfl_xor_sync(~0u, amax[w], lanes));
+        }
+        if (lane == 0) atomicMax(p.amax + tile.expert * kAmax + w, __float_as_int(amax[w]));
+      }
+    }
+  }
+};
+
+// d[row][output][e]: one group of 8 columns of a unit; `column` of D is this thread's first, inside
+// N or not; past N the values are zero.
+template <class Step, bool kInterleaved>
+__device__ __forceinline__ void after_activation(Params const& p, TileSums<Step, kInterleaved>& sums, Tile const& tile,
+                                                 int warp, int lane, int column, bool inside,
+                                                 float (&d)[4][Step::kOutputs][2]) {
+  constexpr int kOutputs = Step::kOutputs;
+  if (!Step::kForward && p.epilogue_op != EpilogueOp::identity) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int v = 0; v < kOutputs * 2; ++v) d[i][v / 2][v % 2] = apply_epilogue_op(p.epilogue_op, d[i][v / 2][v % 2]);
+    }
+  }
+  if (p.amax) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int v = 0; v < kOutputs * 2; ++v)
+        sums.amax[v / 2] = ptx::max_magnitude(sums.amax[v / 2], d[i][v / 2][v % 2]);
+    }
+  }
+  if (!Step::kForward && p.dbias) {
+    float sum[kOutputs * 2];
+#pragma unroll
+    for (int v = 0; v < kOutputs * 2; ++v) {
+      sum[v] = (d[0][v / 2][v % 2] + d[1][v / 2][v % 2]) + (d[2][v / 2][v % 2] + d[3][v / 2][v % 2]);
+    }
+    sum_rows(sum);
+    float* slot = p.dbias + int64_t(tile.m / kSlotRows + warp) * p.n * Step::kWidth + column;
+    if (lane < 4 && inside) {
+#pragma unroll
+      for (int w = 0; w < kOutputs; ++w) *reinterpret_cast<float2*>(slot + w * kUnit) = {sum[2 * w], sum[2 * w + 1]};
+    }
+  }
+}
+
+}  // namespace cudnn_grouped::sm90

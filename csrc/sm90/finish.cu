@@ -1,0 +1,136 @@
+#include "finish.h"
+
+#include <cute/arch/copy_sm90_desc.hpp>
+
+#include "../core/number_formats.h"
+#include "../core/scale_layout.h"
+#include "kernels.h"
+
+namespace cudnn_grouped::sm90 {
+namespace {
+
+__device__ __forceinline__ void zero(void* data, int64_t begin, int64_t end) {  // multiples of 16 bytes
+  uint4* const at = static_cast<uint4*>(data);
+  int64_t const step = int64_t(gridDim.x) * blockDim.x;
+  for (int64_t i = begin / 16 + int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < end / 16; i += step) at[i] = {};
+}
+
+__global__ void __launch_bounds__(256) finish_kernel(__grid_constant__ Finish const p) {
+  int const rows = p.experts.rows(), m = p.experts.m, step = gridDim.x * blockDim.x;
+  for (int row = blockIdx.x * blockDim.x + threadIdx.x; row < m && p.dprob_slots; row += step) {
+    auto sum = [&](int first, int last) {
+      float total = 0.f;
+      for (int slot = first; slot < last && row < rows; ++slot) total += p.dprob_slots[int64_t(slot) * m + row];
+      return total;
+    };
+    if (p.documented_dprob) {
+      for (int slot = 0; slot < p.documented_slots; ++slot) {
+        float const part = sum(slot * p.parts, min((slot + 1) * p.parts, p.n_tiles));
+        p.documented_dprob[int64_t(row) * p.documented_slots + slot] = part;
+      }
+    } else {
+      p.dprob[row] = row < rows ? p.dprob[row] + sum(0, p.n_tiles) : 0.f;
+    }
+  }
+  for (Finish::Rows const& tensor : p.rows) {
+    if (tensor.data) zero(tensor.data, rows * tensor.row_bytes, m * tensor.row_bytes);
+  }
+  if (!p.sfd_row) return;
+  ScaleLayout const by_row = ScaleLayout::of(m, ceil_div(p.d_columns, kQuantBlock));
+  ScaleLayout const by_column = ScaleLayout::of(p.d_columns, m / kQuantBlock);
+  zero(p.sfd_row, rows / kAtomRows * by_row.block_atoms * kAtomBytes, by_row.bytes());
+  if (p.discrete_col_sfd) {
+    zero(p.sfd_col, discrete_column_base(rows, p.d_columns, kQuantBlock), by_column.bytes());
+    return;
+  }
+  int64_t const used = rows / (kQuantBlock * kAtomBlocks);
+  for (int64_t atom = 0; atom < by_column.row_atoms && used < by_column.block_atoms; ++atom) {
+    int64_t const base = atom * by_column.block_atoms * kAtomBytes;
+    zero(p.sfd_col, base + used * kAtomBytes, base + by_column.block_atoms * kAtomBytes);
+  }
+}
+
+// 32 columns by 32 lines of threads: line i sums the slots i, i + 32, ...; then the lines are summed in order.
+__global__ void __launch_bounds__(1024) bias_kernel(__grid_constant__ BiasSums const p) {
+  __shared__ float partial[32][33];
+  int const expert = blockIdx.y, column = blockIdx.x * 32 + threadIdx.x, line = threadIdx.y;
+  int const first = p.experts.start(expert) / 32, last = p.experts.end(expert) / 32;
+  float sum = 0.f;
+  if (column < p.columns) {
+    for (int slot = first + line; slot < last; slot += 32) sum += p.slots[slot * p.columns + column];
+  }
+  partial[line][threadIdx.x] = sum;
+  __syncthreads();
+  if (line || column >= p.columns) return;
+  for (int i = 1; i < 32; ++i) sum += partial[i][threadIdx.x];
+  uint16_t& out = p.dbias[expert * p.columns + column];
+  out = uint16_t(encode_bf16(decode_bf16(out) + sum));
+}
+
+__global__ void __launch_bounds__(256) documented_bias_kernel(__grid_constant__ BiasSums const p) {
+  int64_t const count = p.experts.m / kDbiasSlotRows * p.columns, step = int64_t(gridDim.x) * blockDim.x;
+  int64_t const used = p.experts.rows() / kDbiasSlotRows * p.columns;
+  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
+    float const* slot = p.slots + i / p.columns * 4 * p.columns + i % p.columns;
+    float sum = 0.f;
+    for (int part = 0; part < 4 && i < used; ++part) sum += slot[part * p.columns];
+    p.documented[i] = uint16_t(encode_bf16(sum));
+  }
+}
+
+struct Addresses {
+  static constexpr int kMost = 256;
+  int64_t value[kMost];
+};
+__global__ void address_kernel(__grid_constant__ Addresses const addresses, int count, int64_t* to) {
+  if (int(threadIdx.x) < count) to[threadIdx.x] = addresses.value[threadIdx.x];
+}
+
+__global__ void map_kernel(__grid_constant__ CUtensorMap const map, __grid_constant__ CUtensorMap const none,
+                           int64_t const* addresses, Experts experts, CUtensorMap* maps) {
+  __shared__ alignas(128) cute::TmaDescriptor copy;
+  int const expert = blockIdx.x;
+  int64_t const address = experts.start(expert) < experts.end(expert) ? addresses[expert] : 0;
+  CUtensorMap const& from = address ? map : none;
+  reinterpret_cast<uint32_t*>(&copy)[threadIdx.x] = reinterpret_cast<uint32_t const*>(&from)[threadIdx.x];
+  __syncwarp();
+  if (threadIdx.x == 0 && address) {
+    cute::tma_descriptor_replace_addr_in_shared_mem(copy, reinterpret_cast<void const*>(address));
+  }
+  __syncwarp();
+  cute::tma_descriptor_cp_fence_release(reinterpret_cast<cute::TmaDescriptor const*>(maps + expert), copy);
+}
+
+}  // namespace
+
+void finish(Finish const& p, int blocks, cudaStream_t stream) {
+  finish_kernel<<<blocks, 256, 0, stream>>>(p);
+  check(cudaGetLastError(), "launch of the sums over slots");
+}
+
+void sum_bias(BiasSums const& p, cudaStream_t stream) {
+  if (p.documented) {
+    documented_bias_kernel<<<512, 256, 0, stream>>>(p);
+  } else {
+    bias_kernel<<<dim3(unsigned(ceil_div<int64_t>(p.columns, 32)), p.experts.count), dim3(32, 32), 0, stream>>>(p);
+  }
+  check(cudaGetLastError(), "launch of the bias sums");
+}
+
+void write_addresses(std::vector<int64_t> const& addresses, int64_t* to, cudaStream_t stream) {
+  for (size_t first = 0; first < addresses.size(); first += Addresses::kMost) {
+    int const count = int(std::min<size_t>(Addresses::kMost, addresses.size() - first));
+    Addresses part;
+    std::copy_n(addresses.begin() + first, count, part.value);
+    address_kernel<<<1, Addresses::kMost, 0, stream>>>(part, count, to + first);
+    check(cudaGetLastError(), "launch of the table of addresses");
+  }
+}
+
+void make_expert_maps(CUtensorMap const& map, CUtensorMap const& none, int64_t const* addresses, Experts const& experts,
+                      CUtensorMap* maps, cudaStream_t stream) {
+  map_kernel<<<experts.count, 32, 0, stream>>>(map, none, addresses, experts, maps);
+  check(cudaGetLastError(), "launch of the tensor maps");
+}
+
+}  // namespace cudnn_grouped::sm90

@@ -1,0 +1,47 @@
+// What comes before and after a GEMM kernel: tables of addresses and of tensor maps, sums of slots in a fixed order,
+// and zeros for the rows that belong to no expert (decisions O1).
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <vector>
+
+#include "experts.h"
+
+namespace cudnn_grouped::sm90 {
+
+struct Finish {
+  Experts experts;
+  int n_tiles;  // slots of dprob, [N tile][m]
+  float const* dprob_slots;
+  float* dprob;                 // accumulated onto
+  float* documented_dprob;      // in its place: the documented workspace, (m, documented_slots)
+  int documented_slots, parts;  // parts: as many N tiles make one of its slots
+  struct Rows {
+    void* data;
+    int64_t row_bytes;
+  } rows[3];  // D, D_col, C: zero past the last expert
+  int64_t d_columns;
+  uint8_t *sfd_row, *sfd_col;
+  bool discrete_col_sfd;
+};
+void finish(Finish const&, int blocks, cudaStream_t);
+
+// dbias += the sums of slots of kSlotRows rows, [m / 32][columns]; or, for the documented workspace, of four of them.
+struct BiasSums {
+  Experts experts;
+  int64_t columns;
+  float const* slots;
+  uint16_t *dbias, *documented;
+};
+void sum_bias(BiasSums const&, cudaStream_t);
+
+// Host addresses to device memory, by kernel arguments: nothing that a stream capture could not hold.
+void write_addresses(std::vector<int64_t> const& addresses, int64_t* to, cudaStream_t);
+
+// maps[g] = the map with expert g's address; `none` for an expert without rows or with a null address.
+void make_expert_maps(CUtensorMap const& map, CUtensorMap const& none, int64_t const* addresses, Experts const&,
+                      CUtensorMap* maps, cudaStream_t);
+
+}  // namespace cudnn_grouped::sm90

@@ -1,0 +1,109 @@
+// The kernel: a producer warpgroup (warp 0 loads A and B, warps 1 and 2 move C and D, one for each consumer) and two
+// consumer warpgroups that take alternate tiles. One block per SM; tiles go round robin over the blocks.
+#pragma once
+
+#include "epilogue.h"
+
+namespace cudnn_grouped::sm90 {
+
+template <class Epilogue>
+struct SharedLayout {
+  using RingT = Ring<Epilogue::kN, Epilogue::kStages>;
+  using BoxesT = Boxes<Epilogue::kBoxes>;
+  static constexpr int kBarriers = RingT::kBytes + BoxesT::kBytes;
+  static constexpr int kBytes = kBarriers + 8 * (2 * Epilogue::kStages + BoxesT::kBarriers);
+  static_assert(kBytes <= kSharedBytes);
+};
+
+template <class Epilogue>
+__device__ __forceinline__ void load_operands(Params const& p, Schedule<Epilogue::kN> const& schedule,
+                                              Ring<Epilogue::kN, Epilogue::kStages> ring) {
+  constexpr int kN = Epilogue::kN;
+  int acquired = -1;
+  for (int index = blockIdx.x; index < schedule.count; index += gridDim.x) {
+    Tile const tile = schedule.at(index);
+    CUtensorMap const* b = &p.b;
+    if (p.expert_maps) {
+      b = p.expert_maps + tile.expert;
+      if (acquired != tile.expert) cute::tma_descriptor_fence_acquire(reinterpret_cast<cute::TmaDescriptor const*>(b));
+      acquired = tile.expert;
+    }
+    int const expert = p.expert_maps ? 0 : tile.expert;
+    for (int k = 0; k < p.k; k += kTileK) {
+      uint32_t const full = ring.acquire();
+      if constexpr (Epilogue::kInterleaved) {
+        ptx::load(ring.a(), &p.a, full, k, 0, tile.m / 32, 0);
+        ptx::load(ring.b(), b, full, k, 0, 0, 0, (expert * ceil_div(p.n, kUnit)) + tile.n / kUnit);
+      } else {
+        ptx::load(ring.a(), &p.a, full, k, tile.m);
+        if (p.b_is_n_major) {
+          for (int panel = 0; panel < kN / 64; ++panel) {
+            ptx::load(ring.b() + panel * kPanel, b, full, tile.n + panel * 64, k, expert);
+          }
+        } else {
+          ptx::load(ring.b(), b, full, k, tile.n, expert);
+        }
+      }
+      ring.advance();
+    }
+  }
+}
+
+template <class Epilogue>
+__device__ __forceinline__ void consume(Arguments<typename Epilogue::Step::Activation> const& args,
+                                        Schedule<Epilogue::kN> const& schedule,
+                                        Ring<Epilogue::kN, Epilogue::kStages> ring, Boxes<Epilogue::kBoxes> boxes) {
+  Params const& p = args.p;
+  int const warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, consumer = boxes.consumer;
+  int const k_tiles = ceil_div(p.k, kTileK);
+  if (consumer == 1) give_turn(1);
+  int turn = consumer;
+  for (int index = blockIdx.x + consumer * gridDim.x; index < schedule.count; index += kConsumers * gridDim.x) {
+    Tile const tile = schedule.at(index);
+    Accumulators<Epilogue::kN> acc;
+    wait_turn(consumer);
+    ring.move_to(uint32_t(turn) * k_tiles);
+    turn += kConsumers;
+    if (!Epilogue::kInterleaved && p.b_is_n_major) {
+      ring.template multiply_tile<Major::K, Major::MN>(acc, k_tiles, lane);
+    } else {
+      ring.template multiply_tile<Major::K, Major::K>(acc, k_tiles, lane);
+    }
+    give_turn(consumer);
+    ring.finish(acc, k_tiles, lane);
+    Epilogue::run(args, tile, acc, boxes, warp, lane);
+  }
+}
+
+template <class Epilogue>
+__global__ void __launch_bounds__(kThreads, 1)
+    grouped_gemm(__grid_constant__ Arguments<typename Epilogue::Step::Activation> const args) {
+  alignas(1024) extern __shared__ uint8_t shared[];  // the 128-byte swizzle repeats every 1024 bytes
+  using Layout = SharedLayout<Epilogue>;
+  uint32_t const base = ptx::shared_address(shared), barriers = base + Layout::kBarriers;
+  int const warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // uniform, as setmaxnreg needs
+  typename Layout::RingT const ring{base, barriers};
+  typename Layout::BoxesT boxes{base + Layout::RingT::kBytes, barriers + 8 * 2 * Epilogue::kStages, 0};
+  if (threadIdx.x == 0) {
+    ring.init();
+    boxes.init();
+    ptx::barrier_init_fence();
+  }
+  __syncthreads();
+  Schedule<Epilogue::kN> const schedule(args.p);
+  if (warp < 4) {
+    ptx::fewer_registers<kProducerRegisters>();
+    if (warp == 0 && ptx::elect()) load_operands<Epilogue>(args.p, schedule, ring);
+    if constexpr (Epilogue::kBoxes > 0) {
+      boxes.consumer = warp - 1;
+      if ((warp == 1 || warp == 2) && ptx::elect()) move_boxes<Epilogue>(args.p, schedule, boxes);
+    }
+    __syncwarp();
+  } else {
+    ptx::more_registers<kConsumerRegisters>();
+    boxes.consumer = warp / 4 - 1;
+    consume<Epilogue>(args, schedule, ring, boxes);
+  }
+}
+
+}  // namespace cudnn_grouped::sm90

@@ -1,0 +1,60 @@
+// Included by the files that instantiate the kernels of one activation.
+#pragma once
+
+#include <atomic>
+
+#include "direct.h"
+#include "grouped_gemm.h"
+#include "kernels.h"
+#include "quantised.h"
+#include "staged.h"
+
+namespace cudnn_grouped::sm90 {
+namespace {
+
+// A kernel may use more than 48 KiB of shared memory only after it was said, once a device.
+template <auto* kKernel>
+void allow_shared_memory(int bytes) {
+  static std::atomic<uint64_t> devices{0};
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  uint64_t const bit = uint64_t(1) << (device & 63);
+  if (device < 64 && devices.load(std::memory_order_relaxed) & bit) return;
+  check(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute");
+  devices.fetch_or(bit, std::memory_order_relaxed);
+}
+
+inline Identity activation_of(GroupedGemm const&, Identity*) { return {}; }
+inline SquaredReLU<false> activation_of(GroupedGemm const& p, SquaredReLU<false>*) { return p.srelu; }
+inline SquaredReLU<true> activation_of(GroupedGemm const& p, SquaredReLU<true>*) { return p.clamped_srelu; }
+inline SwiGLU activation_of(GroupedGemm const&, SwiGLU*) { return {}; }
+inline GeGLU activation_of(GroupedGemm const& p, GeGLU*) { return p.geglu; }
+inline SiTUGLU activation_of(GroupedGemm const& p, SiTUGLU*) { return p.situglu; }
+
+template <class Epilogue>
+void launch(GroupedGemm const& problem, Params const& p, int blocks, cudaStream_t stream) {
+  using Activation = typename Epilogue::Step::Activation;
+  allow_shared_memory<&grouped_gemm<Epilogue>>(SharedLayout<Epilogue>::kBytes);
+  Arguments<Activation> const arguments{p, activation_of(problem, static_cast<Activation*>(nullptr))};
+  grouped_gemm<Epilogue><<<blocks, kThreads, SharedLayout<Epilogue>::kBytes, stream>>>(arguments);
+  check(cudaGetLastError(), "launch of a grouped GEMM");
+}
+
+template <class Epilogue>
+constexpr Kernel kernel() {
+  return {Epilogue::kN, Epilogue::kInterleaved, launch<Epilogue>};
+}
+
+template <class Activation>
+ActivationKernels const& kernels_of() {
+  using B = Backward<Activation>;
+  using F = Forward<Activation>;
+  static constexpr Kernel forward_quantised = kernel<Quantised<F, false>>();
+  static constexpr ActivationKernels table = {
+      {kernel<Staged<B>>(), kernel<Direct<B>>(), kernel<Quantised<B, true>>(), kernel<Quantised<B, false>>()},
+      {kernel<Staged<F>>(), kernel<Direct<F>>(), forward_quantised, forward_quantised}};
+  return table;
+}
+
+}  // namespace
+}  // namespace cudnn_grouped::sm90

@@ -1,0 +1,68 @@
+// What a grouped GEMM kernel receives, and its order of tiles.
+#pragma once
+
+#include <cuda.h>
+
+#include "experts.h"
+#include "mainloop.h"
+
+namespace cudnn_grouped::sm90 {
+
+struct Params {
+  CUtensorMap a, b, c, d, d_col;
+  CUtensorMap const* expert_maps;  // a map of B per expert, in global memory; null: b covers all experts
+  Experts experts;
+  int n, k, group_m;
+  bool b_is_n_major;
+
+  float const *alpha, *beta, *prob, *norm_const;  // null: 1
+  bool alpha_squared, prob_on_bias;               // prob_on_bias: prob multiplies the bias and not the GEMM
+  void const* bias;                               // (experts, n), or null
+  DType bias_dtype, c_dtype, d_dtype, value_dtype;
+  EpilogueOp epilogue_op;
+  void const* value;  // dact: the GEMM's value, in place of the multiply
+  void *c_data, *d_data, *d_col_data;
+  float* dprob;  // slots [N tile][m]
+  float* dbias;  // slots [m / 32][columns of D], or null
+  int* amax;     // FP32 bits: magnitudes order as integers do
+  uint8_t *sfd_row, *sfd_col;
+  bool discrete_col_sfd;
+};
+
+template <class Activation>
+struct Arguments {
+  Params p;
+  Activation activation;
+};
+
+inline constexpr int kSlotRows = 32;  // rows behind one slot of dbias: a warp's
+
+struct Tile {
+  int m, n, n_tile, expert;
+};
+
+// Static round robin over the blocks. Groups of group_m M tiles; inside a group M runs fastest, so that the blocks that
+// run together share a few panels of A and of B in L2.
+template <int kN>
+struct Schedule {
+  Experts experts;
+  int m_tiles, n_tiles, group, count;
+
+  __device__ __forceinline__ explicit Schedule(Params const& p) : experts(p.experts), group(p.group_m) {
+    m_tiles = experts.rows() / kTileM;
+    n_tiles = ceil_div(p.n, kN);
+    count = m_tiles * n_tiles;
+  }
+  __device__ __forceinline__ Tile at(int index) const {
+    int const per_group = group * n_tiles, g = index / per_group, rest = index - g * per_group;
+    int const rows = min(group, m_tiles - g * group);
+    Tile tile;
+    tile.n_tile = rest / rows;
+    tile.n = tile.n_tile * kN;
+    tile.m = (g * group + rest % rows) * kTileM;
+    tile.expert = experts.of(tile.m);
+    return tile;
+  }
+};
+
+}  // namespace cudnn_grouped::sm90

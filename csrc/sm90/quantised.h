@@ -1,0 +1,276 @@
+// The epilogue with FP8 D: every 32 values along rows and along columns share a scale factor (decisions.md, "Block
+// quantiser"). The rows of a tile of A and of B lie permuted in shared memory, so that a warp holds 32 adjacent rows
+// and a thread 8 adjacent columns of each unit: element (j, e) of its accumulators is column 8 (lane % 4) + 2 j + e.
+#pragma once
+
+#include "../core/block_quantize.h"
+#include "../core/scale_layout.h"
+#include "epilogue.h"
+
+namespace cudnn_grouped::sm90 {
+
+// One 32 x 32 block of D a unit, in registers: value[row][unit][column].
+template <int kUnits>
+struct Block {
+  float value[4][kUnits][8];
+};
+
+// Maxima over lanes: v[0 .. kKeep) of all lanes whose numbers differ in the bits of kFirst down to kLast. Each lane
+// ends with its own share, those whose index has the lane's bits in front.
+template <int kCount, int kFirst, int kLast>
+CG_DEVICE void scatter_max(float (&v)[kCount], int lane) {
+  if constexpr (kFirst >= kLast) {
+    float half[kCount / 2];
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) {
+      bool const upper = lane & kFirst;
+      float const keep = upper ? v[i + kCount / 2] : v[i], give = upper ? v[i] : v[i + kCount / 2];
+      half[i] = ptx::max_magnitude(keep, __shfl_xor_sync(~0u, give, kFirst));
+    }
+    scatter_max<kCount / 2, kFirst / 2, kLast>(half, lane);
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) v[i] = half[i];
+  }
+}
+
+CG_DEVICE int64_t column_scale_at(Params const& p, Tile const& tile, int64_t columns, int column, int row) {
+  if (!p.discrete_col_sfd) return ScaleLayout::of(columns, p.experts.m / kQuantBlock).at(column, row / kQuantBlock);
+  int const start = p.experts.start(tile.expert), rows = p.experts.end(tile.expert) - start;
+  int64_t const base = discrete_column_base(start, columns, kQuantBlock);
+  return base + ScaleLayout::of(columns, rows / kQuantBlock).at(column, (row - start) / kQuantBlock);
+}
+
+template <bool kE4M3>
+CG_DEVICE uint32_t pack_four(float a, float b, float c, float d) {
+  if constexpr (kE4M3) return ptx::pack_e4m3(a, b) | ptx::pack_e4m3(c, d) << 16;
+  return ptx::pack_e5m2(a, b) | ptx::pack_e5m2(c, d) << 16;
+}
+
+// Quantises the warp's 32 rows from `row` on, columns of D from `column` on, and writes both forms to shared memory:
+// rows of kUnits * 32 bytes, the row form at `out`, the column form kBoxBytes / 2 behind.
+template <int kUnits, bool kE4M3>
+CG_DEVICE void quantise_block(Params const& p, Tile const& tile, Block<kUnits> const& d, int64_t columns, int row,
+                              int column, float norm, uint32_t out, int lane) {
+  int const q = lane % 4, r = lane / 4;
+  float by_row[4 * kUnits], by_column[kUnits * 8];
+#pragma unroll
+  for (int u = 0; u < kUnits; ++u) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float m = ptx::max_magnitude(d.value[i][u][0], d.value[i][u][1]);
+#pragma unroll
+      for (int c = 2; c < 8; ++c) m = ptx::max_magnitude(m, d.value[i][u][c]);
+      by_row[i * kUnits + u] = m;
+    }
+#pragma unroll
+    for (int c = 0; c < 8; ++c) {
+      by_column[u * 8 + c] = ptx::max_magnitude(ptx::max_magnitude(d.value[0][u][c], d.value[1][u][c]),
+                                                ptx::max_magnitude(d.value[2][u][c], d.value[3][u][c]));
+    }
+  }
+  // This thread's share: row 8 q + r in all units, and kUnits adjacent columns.
+  scatter_max<4 * kUnits, 2, 1>(by_row, lane);
+  scatter_max<kUnits * 8, 16, 4>(by_column, lane);
+  constexpr float kReciprocal = kE4M3 ? E4M3::kReciprocal : E5M2::kReciprocal;
+  int const share_unit = kUnits == 2 ? r / 4 : 0;
+  int const share_column = share_unit * kUnit + q * 8 + (kUnits == 2 ? r % 4 * 2 : r);
+  int const share_row = q * 8 + r;
+  ScaleLayout const row_layout = ScaleLayout::of(p.experts.m, ceil_div<int64_t>(columns, kQuantBlock));
+  int64_t const row_at = row_layout.at(row + share_row, column / kQuantBlock);
+  int64_t const column_at = column_scale_at(p, tile, columns, column + share_column, row);
+  uint64_t const column_limit = ScaleLayout::of(columns, p.experts.m / kQuantBlock).bytes();
+  float row_factor[kUnits], column_factor[kUnits];
+#pragma unroll
+  for (int u = 0; u < kUnits; ++u) {
+    uint32_t const row_byte = encode_e8m0_up(scale_value(by_row[u], kReciprocal, norm));
+    uint32_t const column_byte = encode_e8m0_up(scale_value(by_column[u], kReciprocal, norm));
+    row_factor[u] = e8m0_factor(row_byte, norm);
+    column_factor[u] = e8m0_factor(column_byte, norm);
+    if (column + u * kUnit < columns) p.sfd_row[row_at + u] = uint8_t(row_byte);
+    // Adjacent columns of a 32-row group are 16 bytes apart.
+    if (column + share_column + u < columns && uint64_t(column_at) < column_limit)
+      p.sfd_col[column_at + u * 16] = uint8_t(column_byte);
+  }
+  // Every thread needs the factors of its four rows and of its columns: they pass through the box.
+  __syncwarp();
+  uint32_t const row_factors = out + kUnits * kUnit * 4;
+#pragma unroll
+  for (int u = 0; u < kUnits; ++u) {
+    ptx::store_shared_4(out + (share_column + u) * 4, __float_as_uint(column_factor[u]));
+    ptx::store_shared_4(row_factors + (share_row * kUnits + u) * 4, __float_as_uint(row_factor[u]));
+  }
+  __syncwarp();
+  float of_column[kUnits][8], of_row[4][kUnits];
+#pragma unroll
+  for (int u = 0; u < kUnits; ++u) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      uint4 const v = ptx::load_shared_16(out + (u * kUnit + q * 8 + half * 4) * 4);
+      of_column[u][half * 4] = __uint_as_float(v.x), of_column[u][half * 4 + 1] = __uint_as_float(v.y);
+      of_column[u][half * 4 + 2] = __uint_as_float(v.z), of_column[u][half * 4 + 3] = __uint_as_float(v.w);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) of_row[i][u] = ptx::load_shared_4(row_factors + ((i * 8 + r) * kUnits + u) * 4);
+  }
+  __syncwarp();
+#pragma unroll
+  for (int u = 0; u < kUnits; ++u) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      int const line = i * 8 + r;
+      // 64-byte rows are in the 64-byte swizzle, 32-byte rows in none.
+      uint32_t const at = kUnits == 2 ? out + line * 64 + (((u * 2 + q / 2) ^ (line / 2 % 4)) << 4) + q % 2 * 8
+                                      : out + line * 32 + q * 8;
+      float const(&v)[8] = d.value[i][u], f = of_row[i][u];
+      float const(&g)[8] = of_column[u];
+      ptx::store_shared_8(at, pack_four<kE4M3>(v[0] * f, v[1] * f, v[2] * f, v[3] * f),
+                          pack_four<kE4M3>(v[4] * f, v[5] * f, v[6] * f, v[7] * f));
+      ptx::store_shared_8(at + kBoxBytes / 2, pack_four<kE4M3>(v[0] * g[0], v[1] * g[1], v[2] * g[2], v[3] * g[3]),
+                          pack_four<kE4M3>(v[4] * g[4], v[5] * g[5], v[6] * g[6], v[7] * g[7]));
+    }
+  }
+}
+
+// kStagedC: C is BF16 and comes by TMA through the box that D leaves in; else it moves between registers and memory.
+template <class StepT, bool kStagedC>
+struct Quantised {
+  using Step = StepT;
+  static constexpr int kN = 128, kStages = 5, kBoxes = 2;
+  static constexpr bool kInterleaved = true, kLoadsC = kStagedC;
+  static constexpr int kWidth = Step::kWidth, kChunk = Step::kAccUnits * kUnit, kUnits = Step::kDUnits;
+  static constexpr int kWarpBytes = 32 * kUnits * kUnit;  // of a form of D in a box
+  static_assert(!(Step::kForward && kStagedC));
+
+  CG_DEVICE bool two_boxes(Params const&) { return false; }
+  CG_DEVICE void store(Params const& p, bool, int column, int row, uint32_t box) {
+    int const x = Step::kForward ? column / kWidth : column * kWidth;
+    ptx::store_once(&p.d, box, x, row);
+    ptx::store_once(&p.d_col, box + kBoxBytes / 2, x, row);
+  }
+
+  CG_DEVICE void run(Arguments<typename Step::Activation> const& args, Tile const& tile, Accumulators<kN>& acc,
+                     Boxes<kBoxes>& boxes, int warp, int lane) {
+    Params const& p = args.p;
+    Scalars const scalars(p, tile.expert);
+    TileSums<Step, kInterleaved> sums(p, tile, warp, lane);
+    int64_t const c_columns = Step::kForward ? p.n : int64_t(p.n) * kWidth;
+    int64_t const d_columns = Step::kForward ? p.n / kWidth : int64_t(p.n) * kWidth;
+    float const norm = p.norm_const ? __ldg(p.norm_const) : 1.f;
+    int const q = lane % 4, r = lane / 4;
+#pragma unroll
+    for (int chunk = 0; chunk < kN / kChunk; ++chunk) {
+      int const n = tile.n + chunk * kChunk;
+      if (n >= p.n) continue;
+      boxes.wait();
+      uint32_t const c_rows = boxes.box() + warp * 32 * kSwizzledRow, out = boxes.box() + warp * kWarpBytes;
+      Block<kUnits> d;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int g = 0; g < Step::kGroups; ++g) {
+          // Columns past N are whole groups of 16; their values are zero.
+          int const first = n + g * Step::kInputs * kUnit + q * 8;
+          bool const inside = kWidth == 2 || first < p.n;
+          float c[kWidth][8];
+          int64_t const c_at =
+              sums.rows.at(i) * c_columns + (Step::kForward ? first : (n + g * kUnit) * kWidth + q * 8);
+          if constexpr (!Step::kForward) {
+#pragma unroll
+            for (int w = 0; w < kWidth; ++w) {
+              if constexpr (kStagedC) {
+                uint32_t const unit = ((g * kWidth + w) * 4 + q) ^ (r % 8);
+                uint4 const v = ptx::load_shared_16(c_rows + (i * 8 + r) * kSwizzledRow + (unit << 4));
+                c[w][0] = ptx::low_bf16(v.x), c[w][1] = ptx::high_bf16(v.x), c[w][2] = ptx::low_bf16(v.y);
+                c[w][3] = ptx::high_bf16(v.y), c[w][4] = ptx::low_bf16(v.z), c[w][5] = ptx::high_bf16(v.z);
+                c[w][6] = ptx::low_bf16(v.w), c[w][7] = ptx::high_bf16(v.w);
+              } else {
+#pragma unroll
+                for (int e = 0; e < 8; e += 2) {
+                  float2 const v = inside ? load_pair(p.c_dtype, p.c_data, c_at + w * kUnit + e) : float2{0.f, 0.f};
+                  c[w][e] = v.x, c[w][e + 1] = v.y;
+                }
+              }
+            }
+          }
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            float bias[2][Step::kInputs] = {};
+            if (p.bias && inside) load_bias<Step>(p, tile.expert, first + 2 * j, bias);
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+              float in[Step::kInputs], x[kWidth], values[Step::kOutputs];
+#pragma unroll
+              for (int w = 0; w < Step::kInputs; ++w) {
+                in[w] = acc.at(i / 2, i % 2, (chunk * Step::kAccUnits + g * Step::kInputs + w) * 4 + j, e);
+              }
+#pragma unroll
+              for (int w = 0; w < kWidth && !Step::kForward; ++w) x[w] = c[w][2 * j + e];
+              float term = 0.f;
+              apply<Step>(args, scalars, in, bias[e], sums.prob[i], x, values, term);
+              if (inside) sums.dprob[i] += term;
+#pragma unroll
+              for (int w = 0; w < Step::kOutputs; ++w) {
+                d.value[i][g * Step::kOutputs + w][2 * j + e] = inside ? values[w] : 0.f;
+              }
+#pragma unroll
+              for (int w = 0; w < kWidth && Step::kForward; ++w) c[w][2 * j + e] = x[w];
+            }
+          }
+          if (Step::kForward && p.c_data && inside) {
+#pragma unroll
+            for (int w = 0; w < kWidth; ++w) {
+#pragma unroll
+              for (int e = 0; e < 8; e += 2)
+                store_pair(p.c_dtype, p.c_data, c_at + w * kUnit + e, c[w][e], c[w][e + 1]);
+            }
+          }
+        }
+      }
+      int const d_column = Step::kForward ? n / kWidth : n * kWidth;
+      if (!Step::kForward && p.epilogue_op != EpilogueOp::identity) {
+#pragma unroll
+        for (int v = 0; v < 4 * kUnits * 8; ++v) {
+          float& value = d.value[v / (kUnits * 8)][v / 8 % kUnits][v % 8];
+          value = apply_epilogue_op(p.epilogue_op, value);
+        }
+      }
+      if (p.amax) {
+#pragma unroll
+        for (int v = 0; v < 4 * kUnits * 8; ++v) {
+          int const unit = v / 8 % kUnits;
+          float& amax = sums.amax[Step::kForward ? 0 : unit % kWidth];
+          amax = ptx::max_magnitude(amax, d.value[v / (kUnits * 8)][unit][v % 8]);
+        }
+      }
+      if (!Step::kForward && p.dbias) {
+        float* slot = p.dbias + int64_t(tile.m / kSlotRows + warp) * d_columns + d_column + q * 8;
+#pragma unroll
+        for (int u = 0; u < kUnits; ++u) {
+          float sum[8];
+#pragma unroll
+          for (int c = 0; c < 8; ++c)
+            sum[c] = (d.value[0][u][c] + d.value[1][u][c]) + (d.value[2][u][c] + d.value[3][u][c]);
+          sum_rows(sum);
+#pragma unroll
+          for (int c = 0; c < 8; c += 4) {
+            if (lane < 4 && d_column + u * kUnit + q * 8 < d_columns) {
+              *reinterpret_cast<float4*>(slot + u * kUnit + c) = {sum[c], sum[c + 1], sum[c + 2], sum[c + 3]};
+            }
+          }
+        }
+      }
+      // All warps have read their C of this box.
+      if constexpr (kStagedC) ptx::named_sync(kBoxRead + boxes.consumer, 128);
+      if (p.d_dtype == DType::float8_e4m3fn) {
+        quantise_block<kUnits, true>(p, tile, d, d_columns, tile.m + warp * 32, d_column, norm, out, lane);
+      } else {
+        quantise_block<kUnits, false>(p, tile, d, d_columns, tile.m + warp * 32, d_column, norm, out, lane);
+      }
+      boxes.hand_over(lane);
+      boxes.advance();
+    }
+    sums.write(p, tile, lane);
+  }
+};
+
+}  // namespace cudnn_grouped::sm90
