@@ -20,67 +20,70 @@ struct Direct {
     TileSums<Step, kInterleaved> sums(p, tile, warp, lane);
     int64_t const c_columns = Step::kForward ? p.n : int64_t(p.n) * kWidth;
     int64_t const d_columns = Step::kForward ? p.n / kWidth : int64_t(p.n) * kWidth;
+#pragma unroll 1
+    for (int first = tile.n; first < tile.n + kN; first += 64, acc.next_columns()) {
 #pragma unroll
-    for (int chunk = 0; chunk < kN / kChunk; ++chunk) {
+      for (int chunk = 0; chunk < 64 / kChunk; ++chunk) {
 #pragma unroll
-      for (int g = 0; g < Step::kGroups; ++g) {
+        for (int g = 0; g < Step::kGroups; ++g) {
 #pragma unroll
-        for (int j = 0; j < kUnit / 8; ++j) {
-          int const n = tile.n + (chunk * Step::kAccUnits + g * Step::kInputs) * kUnit + j * 8 + lane % 4 * 2;
-          int const c_column = Step::kForward ? n : n / kUnit * kUnit * kWidth + n % kUnit;
-          int const d_column = Step::kForward ? n / (kUnit * kWidth) * kUnit + n % kUnit : c_column;
-          bool const inside = n < p.n;
-          float bias[2][Step::kInputs] = {}, d[4][Step::kOutputs][2] = {};
-          float2 c[4][kWidth] = {};
-          if (inside) load_bias<Step>(p, tile.expert, n, bias);
-          if (!Step::kForward && inside) {
+          for (int j = 0; j < kUnit / 8; ++j) {
+            int const n = first + (chunk * Step::kAccUnits + g * Step::kInputs) * kUnit + j * 8 + lane % 4 * 2;
+            int const c_column = Step::kForward ? n : n / kUnit * kUnit * kWidth + n % kUnit;
+            int const d_column = Step::kForward ? n / (kUnit * kWidth) * kUnit + n % kUnit : c_column;
+            bool const inside = n < p.n;
+            float bias[2][Step::kInputs] = {}, d[4][Step::kOutputs][2] = {};
+            float2 c[4][kWidth] = {};
+            if (inside && p.bias) load_bias<Step>(p, tile.expert, n, bias);
+            if (!Step::kForward && inside) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
+              for (int i = 0; i < 4; ++i) {
 #pragma unroll
-              for (int w = 0; w < kWidth; ++w) {
-                c[i][w] = load_pair(p.c_dtype, p.c_data, sums.rows.at(i) * c_columns + c_column + w * kUnit);
+                for (int w = 0; w < kWidth; ++w) {
+                  c[i][w] = load_pair(p.c_dtype, p.c_data, sums.rows.at(i) * c_columns + c_column + w * kUnit);
+                }
               }
             }
-          }
 #pragma unroll
-          for (int i = 0; i < 4 && inside; ++i) {
-            float x[2][kWidth], in[2][Step::kInputs];
+            for (int i = 0; i < 4 && inside; ++i) {
+              float x[2][kWidth], in[2][Step::kInputs];
 #pragma unroll
-            for (int w = 0; w < Step::kInputs; ++w) {
-              int const group = (chunk * Step::kAccUnits + g * Step::kInputs + w) * 4 + j;
-              in[0][w] = acc.at(i / 2, i % 2, group, 0), in[1][w] = acc.at(i / 2, i % 2, group, 1);
+              for (int w = 0; w < Step::kInputs; ++w) {
+                int const group = (chunk * Step::kAccUnits + g * Step::kInputs + w) * 4 + j;
+                in[0][w] = acc.at(i / 2, i % 2, group, 0), in[1][w] = acc.at(i / 2, i % 2, group, 1);
+              }
+              if (p.value) {
+                float2 const given = load_pair(p.value_dtype, p.value, int64_t(sums.rows.at(i)) * p.n + n);
+                in[0][0] = given.x, in[1][0] = given.y;
+              }
+#pragma unroll
+              for (int e = 0; e < 2; ++e) {
+                float out[Step::kOutputs];
+#pragma unroll
+                for (int w = 0; w < kWidth; ++w) x[e][w] = e ? c[i][w].y : c[i][w].x;
+                apply<Step>(args, scalars, in[e], bias[e], sums.prob[i], x[e], out, sums.dprob[i]);
+#pragma unroll
+                for (int w = 0; w < Step::kOutputs; ++w) d[i][w][e] = out[w];
+              }
+#pragma unroll
+              for (int w = 0; w < kWidth; ++w) c[i][w] = {x[0][w], x[1][w]};
             }
-            if (p.value) {
-              float2 const given = load_pair(p.value_dtype, p.value, int64_t(sums.rows.at(i)) * p.n + n);
-              in[0][0] = given.x, in[1][0] = given.y;
-            }
+            after_activation<Step, kInterleaved>(p, sums, tile, warp, lane, d_column, inside, d);
+            if (!inside) continue;
 #pragma unroll
-            for (int e = 0; e < 2; ++e) {
-              float out[Step::kOutputs];
+            for (int i = 0; i < 4; ++i) {
+              int64_t const row = sums.rows.at(i);
 #pragma unroll
-              for (int w = 0; w < kWidth; ++w) x[e][w] = e ? c[i][w].y : c[i][w].x;
-              apply<Step>(args, scalars, in[e], bias[e], sums.prob[i], x[e], out, sums.dprob[i]);
+              for (int w = 0; w < Step::kOutputs; ++w) {
+                int64_t const at = row * d_columns + d_column + w * kUnit;
+                store_pair(p.d_dtype, p.d_data, at, d[i][w][0], d[i][w][1]);
+                if (p.d_col_data) store_pair(p.d_dtype, p.d_col_data, at, d[i][w][0], d[i][w][1]);
+              }
 #pragma unroll
-              for (int w = 0; w < Step::kOutputs; ++w) d[i][w][e] = out[w];
-            }
-#pragma unroll
-            for (int w = 0; w < kWidth; ++w) c[i][w] = {x[0][w], x[1][w]};
-          }
-          after_activation<Step, kInterleaved>(p, sums, tile, warp, lane, d_column, inside, d);
-          if (!inside) continue;
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            int64_t const row = sums.rows.at(i);
-#pragma unroll
-            for (int w = 0; w < Step::kOutputs; ++w) {
-              int64_t const at = row * d_columns + d_column + w * kUnit;
-              store_pair(p.d_dtype, p.d_data, at, d[i][w][0], d[i][w][1]);
-              if (p.d_col_data) store_pair(p.d_dtype, p.d_col_data, at, d[i][w][0], d[i][w][1]);
-            }
-#pragma unroll
-            for (int w = 0; w < kWidth; ++w) {
-              if (Step::kForward && p.c_data) {
-                store_pair(p.c_dtype, p.c_data, row * c_columns + c_column + w * kUnit, c[i][w].x, c[i][w].y);
+              for (int w = 0; w < kWidth; ++w) {
+                if (Step::kForward && p.c_data) {
+                  store_pair(p.c_dtype, p.c_data, row * c_columns + c_column + w * kUnit, c[i][w].x, c[i][w].y);
+                }
               }
             }
           }

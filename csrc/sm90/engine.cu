@@ -49,14 +49,17 @@ bool stages_c(GroupedGemm const& p) {
 bool is_staged(GroupedGemm const& p) {
   bool const c = stages_c(p) || (p.forward() && !p.c);
   // The documented slots of dprob are sums over N tiles of 128 or 256.
-  return c && !p.dprob_slots && p.d_dtype == DType::bfloat16 && (!p.d_col || p.d_col == p.d_row);
+  return c && !p.dprob_slots && p.epilogue_op == EpilogueOp::identity && p.d_dtype == DType::bfloat16 &&
+         (!p.d_col || p.d_col == p.d_row);
 }
 
 Kernel kernel_of(GroupedGemm const& p) {
   auto const& kernels = kernels_of(p.activation);
   auto const& direction = p.forward() ? kernels.forward : kernels.backward;
-  if (p.quantised()) return stages_c(p) ? direction.quantised_staged : direction.quantised;
-  return is_staged(p) ? direction.staged : direction.direct;
+  if (p.d_dtype == DType::float8_e4m3fn) return stages_c(p) ? direction.e4m3_staged_c : direction.e4m3;
+  if (p.d_dtype == DType::float8_e5m2) return stages_c(p) ? direction.e5m2_staged_c : direction.e5m2;
+  if (!is_staged(p)) return direction.direct;
+  return p.amax || p.has_amax() || p.dbias || p.bias ? direction.staged_with_extras : direction.staged;
 }
 
 Experts experts_of(GroupedGemm const& p) {
@@ -67,8 +70,8 @@ struct Workspace {
   int64_t bytes;
   int64_t *b_addresses, *sfb_addresses;  // of a list of tensors, on the device
   CUtensorMap* maps;
-  __nv_bfloat16 *a, *b;  // dequantised
-  float *dprob, *dbias;
+  __nv_bfloat16 *a, *b;         // dequantised
+  float *dprob, *dbias, *bias;  // bias: in FP32
 
   Workspace(GroupedGemm const& p, void* base) {
     Arena arena(base);
@@ -80,6 +83,7 @@ struct Workspace {
     b = p.block_scaled() ? arena.take<__nv_bfloat16>(p.experts * padded_n(p) * p.k) : nullptr;
     dprob = p.forward() ? nullptr : arena.take<float>(ceil_div<int64_t>(p.n, kernel_of(p).tile_n) * p.m);
     dbias = p.dbias || p.dbias_slots ? arena.take<float>(p.m / kSlotRows * p.d_columns()) : nullptr;
+    bias = p.bias && p.bias_dtype != DType::float32 ? arena.take<float>(p.experts * p.n) : nullptr;
     bytes = arena.used();
   }
   // A permuted tile takes whole units of 32 rows of B.
@@ -145,7 +149,8 @@ Params params_of(GroupedGemm const& p, Workspace const& w, Kernel const& kernel)
   out.alpha = p.alpha, out.beta = p.beta, out.prob = p.prob, out.norm_const = p.norm_const;
   out.alpha_squared = p.alpha_squared;
   out.prob_on_bias = p.operation == Operation::mm && p.bias;
-  out.bias = p.bias, out.bias_dtype = p.bias_dtype, out.c_dtype = p.c_dtype, out.d_dtype = p.d_dtype;
+  out.bias = w.bias ? w.bias : static_cast<float const*>(p.bias);
+  out.c_dtype = p.c_dtype, out.d_dtype = p.d_dtype;
   out.epilogue_op = p.epilogue_op;
   if (p.operation == Operation::dact) out.value = p.a, out.value_dtype = p.a_dtype;
   out.c_data = p.c, out.d_data = p.d_row, out.d_col_data = p.d_col == p.d_row ? nullptr : p.d_col;
@@ -200,6 +205,7 @@ void run(GroupedGemm const& p, Launch const& launch) {
     params.b = map_of_b(p.b, p, kernel, p.b_is_n_major, p.b_expert_bytes / (p.k * 2), p.experts);
   }
   if (p.quantised()) zero_padding(p, stream);
+  if (w.bias) widen(p.bias, p.bias_dtype, w.bias, p.experts * p.n, stream);
   kernel.launch(p, params, blocks, stream);
 
   Finish end{};

@@ -30,6 +30,7 @@ struct TileSums {
   }
 
   // Slots and maxima of the tile: results do not depend on the order of tiles.
+  template <bool kWithAmax = true>
   __device__ __forceinline__ void write(Params const& p, Tile const& tile, int lane) {
     if (!Step::kForward) {
 #pragma unroll
@@ -39,7 +40,7 @@ struct TileSums {
         if (lane % 4 == 0) p.dprob[int64_t(tile.n_tile) * p.experts.m + rows.at(i)] = dprob[i];
       }
     }
-    if (p.amax) {
+    if (kWithAmax && p.amax) {
 #pragma unroll
       for (int w = 0; w < kAmax; ++w) {
 #pragma unroll

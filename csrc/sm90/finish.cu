@@ -78,6 +78,11 @@ __global__ void __launch_bounds__(256) documented_bias_kernel(__grid_constant__ 
   }
 }
 
+__global__ void __launch_bounds__(256) widen_kernel(uint16_t const* from, bool is_bf16, float* to, int64_t count) {
+  int64_t const i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < count) to[i] = is_bf16 ? decode_bf16(from[i]) : decode_fp16(from[i]);
+}
+
 struct Addresses {
   static constexpr int kMost = 256;
   int64_t value[kMost];
@@ -115,6 +120,12 @@ void sum_bias(BiasSums const& p, cudaStream_t stream) {
     bias_kernel<<<dim3(unsigned(ceil_div<int64_t>(p.columns, 32)), p.experts.count), dim3(32, 32), 0, stream>>>(p);
   }
   check(cudaGetLastError(), "launch of the bias sums");
+}
+
+void widen(void const* from, DType dtype, float* to, int64_t count, cudaStream_t stream) {
+  widen_kernel<<<unsigned(ceil_div<int64_t>(count, 256)), 256, 0, stream>>>(static_cast<uint16_t const*>(from),
+                                                                            dtype == DType::bfloat16, to, count);
+  check(cudaGetLastError(), "launch of the bias's conversion");
 }
 
 void write_addresses(std::vector<int64_t> const& addresses, int64_t* to, cudaStream_t stream) {

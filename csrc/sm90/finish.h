@@ -37,6 +37,9 @@ struct BiasSums {
 };
 void sum_bias(BiasSums const&, cudaStream_t);
 
+// FP16 or BF16 values to FP32.
+void widen(void const* from, DType dtype, float* to, int64_t count, cudaStream_t);
+
 // Host addresses to device memory, by kernel arguments: nothing that a stream capture could not hold.
 void write_addresses(std::vector<int64_t> const& addresses, int64_t* to, cudaStream_t);
 

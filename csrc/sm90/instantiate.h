@@ -45,14 +45,26 @@ constexpr Kernel kernel() {
   return {Epilogue::kN, Epilogue::kInterleaved, launch<Epilogue>};
 }
 
+template <class Step>
+constexpr ActivationKernels::Direction forward_kernels() {
+  constexpr Kernel e4m3 = kernel<Quantised<Step, false, true>>(), e5m2 = kernel<Quantised<Step, false, false>>();
+  return {kernel<Staged<Step, false>>(), kernel<Staged<Step, true>>(), kernel<Direct<Step>>(), e4m3, e4m3, e5m2, e5m2};
+}
+template <class Step>
+constexpr ActivationKernels::Direction backward_kernels() {
+  return {kernel<Staged<Step, false>>(),
+          kernel<Staged<Step, true>>(),
+          kernel<Direct<Step>>(),
+          kernel<Quantised<Step, true, true>>(),
+          kernel<Quantised<Step, false, true>>(),
+          kernel<Quantised<Step, true, false>>(),
+          kernel<Quantised<Step, false, false>>()};
+}
+
 template <class Activation>
 ActivationKernels const& kernels_of() {
-  using B = Backward<Activation>;
-  using F = Forward<Activation>;
-  static constexpr Kernel forward_quantised = kernel<Quantised<F, false>>();
-  static constexpr ActivationKernels table = {
-      {kernel<Staged<B>>(), kernel<Direct<B>>(), kernel<Quantised<B, true>>(), kernel<Quantised<B, false>>()},
-      {kernel<Staged<F>>(), kernel<Direct<F>>(), forward_quantised, forward_quantised}};
+  static constexpr ActivationKernels table = {backward_kernels<Backward<Activation>>(),
+                                              forward_kernels<Forward<Activation>>()};
   return table;
 }
 

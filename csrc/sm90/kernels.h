@@ -16,7 +16,8 @@ struct Kernel {
 
 struct ActivationKernels {
   struct Direction {
-    Kernel staged, direct, quantised_staged, quantised;
+    Kernel staged, staged_with_extras, direct;  // D is not FP8
+    Kernel e4m3_staged_c, e4m3, e5m2_staged_c, e5m2;
   } backward, forward;
 };
 

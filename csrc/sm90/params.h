@@ -17,8 +17,8 @@ struct Params {
 
   float const *alpha, *beta, *prob, *norm_const;  // null: 1
   bool alpha_squared, prob_on_bias;               // prob_on_bias: prob multiplies the bias and not the GEMM
-  void const* bias;                               // (experts, n), or null
-  DType bias_dtype, c_dtype, d_dtype, value_dtype;
+  float const* bias;                              // (experts, n), or null
+  DType c_dtype, d_dtype, value_dtype;
   EpilogueOp epilogue_op;
   void const* value;  // dact: the GEMM's value, in place of the multiply
   void *c_data, *d_data, *d_col_data;

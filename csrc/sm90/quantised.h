@@ -132,7 +132,7 @@ CG_DEVICE void quantise_block(Params const& p, Tile const& tile, Block<kUnits> c
 }
 
 // kStagedC: C is BF16 and comes by TMA through the box that D leaves in; else it moves between registers and memory.
-template <class StepT, bool kStagedC>
+template <class StepT, bool kStagedC, bool kE4M3>
 struct Quantised {
   using Step = StepT;
   static constexpr int kN = 128, kStages = 5, kBoxes = 2;
@@ -157,117 +157,116 @@ struct Quantised {
     int64_t const d_columns = Step::kForward ? p.n / kWidth : int64_t(p.n) * kWidth;
     float const norm = p.norm_const ? __ldg(p.norm_const) : 1.f;
     int const q = lane % 4, r = lane / 4;
+#pragma unroll 1
+    for (int first_n = tile.n; first_n < min(tile.n + kN, p.n); first_n += 64, acc.next_columns()) {
 #pragma unroll
-    for (int chunk = 0; chunk < kN / kChunk; ++chunk) {
-      int const n = tile.n + chunk * kChunk;
-      if (n >= p.n) continue;
-      boxes.wait();
-      uint32_t const c_rows = boxes.box() + warp * 32 * kSwizzledRow, out = boxes.box() + warp * kWarpBytes;
-      Block<kUnits> d;
+      for (int chunk = 0; chunk < 64 / kChunk; ++chunk) {
+        int const n = first_n + chunk * kChunk;
+        if (n >= p.n) continue;
+        boxes.wait();
+        uint32_t const c_rows = boxes.box() + warp * 32 * kSwizzledRow, out = boxes.box() + warp * kWarpBytes;
+        Block<kUnits> d;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
+        for (int i = 0; i < 4; ++i) {
 #pragma unroll
-        for (int g = 0; g < Step::kGroups; ++g) {
-          // Columns past N are whole groups of 16; their values are zero.
-          int const first = n + g * Step::kInputs * kUnit + q * 8;
-          bool const inside = kWidth == 2 || first < p.n;
-          float c[kWidth][8];
-          int64_t const c_at =
-              sums.rows.at(i) * c_columns + (Step::kForward ? first : (n + g * kUnit) * kWidth + q * 8);
-          if constexpr (!Step::kForward) {
+          for (int g = 0; g < Step::kGroups; ++g) {
+            // Columns past N are whole groups of 16; their values are zero.
+            int const first = n + g * Step::kInputs * kUnit + q * 8;
+            bool const inside = kWidth == 2 || first < p.n;
+            float c[kWidth][8];
+            int64_t const c_at =
+                sums.rows.at(i) * c_columns + (Step::kForward ? first : (n + g * kUnit) * kWidth + q * 8);
+            if constexpr (!Step::kForward) {
 #pragma unroll
-            for (int w = 0; w < kWidth; ++w) {
-              if constexpr (kStagedC) {
-                uint32_t const unit = ((g * kWidth + w) * 4 + q) ^ (r % 8);
-                uint4 const v = ptx::load_shared_16(c_rows + (i * 8 + r) * kSwizzledRow + (unit << 4));
-                c[w][0] = ptx::low_bf16(v.x), c[w][1] = ptx::high_bf16(v.x), c[w][2] = ptx::low_bf16(v.y);
-                c[w][3] = ptx::high_bf16(v.y), c[w][4] = ptx::low_bf16(v.z), c[w][5] = ptx::high_bf16(v.z);
-                c[w][6] = ptx::low_bf16(v.w), c[w][7] = ptx::high_bf16(v.w);
-              } else {
+              for (int w = 0; w < kWidth; ++w) {
+                if constexpr (kStagedC) {
+                  uint32_t const unit = ((g * kWidth + w) * 4 + q) ^ (r % 8);
+                  uint4 const v = ptx::load_shared_16(c_rows + (i * 8 + r) * kSwizzledRow + (unit << 4));
+                  c[w][0] = ptx::low_bf16(v.x), c[w][1] = ptx::high_bf16(v.x), c[w][2] = ptx::low_bf16(v.y);
+                  c[w][3] = ptx::high_bf16(v.y), c[w][4] = ptx::low_bf16(v.z), c[w][5] = ptx::high_bf16(v.z);
+                  c[w][6] = ptx::low_bf16(v.w), c[w][7] = ptx::high_bf16(v.w);
+                } else {
 #pragma unroll
-                for (int e = 0; e < 8; e += 2) {
-                  float2 const v = inside ? load_pair(p.c_dtype, p.c_data, c_at + w * kUnit + e) : float2{0.f, 0.f};
-                  c[w][e] = v.x, c[w][e + 1] = v.y;
+                  for (int e = 0; e < 8; e += 2) {
+                    float2 const v = inside ? load_pair(p.c_dtype, p.c_data, c_at + w * kUnit + e) : float2{0.f, 0.f};
+                    c[w][e] = v.x, c[w][e + 1] = v.y;
+                  }
                 }
               }
             }
-          }
 #pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            float bias[2][Step::kInputs] = {};
-            if (p.bias && inside) load_bias<Step>(p, tile.expert, first + 2 * j, bias);
+            for (int j = 0; j < 4; ++j) {
+              float bias[2][Step::kInputs] = {};
+              if (p.bias && inside) load_bias<Step>(p, tile.expert, first + 2 * j, bias);
 #pragma unroll
-            for (int e = 0; e < 2; ++e) {
-              float in[Step::kInputs], x[kWidth], values[Step::kOutputs];
+              for (int e = 0; e < 2; ++e) {
+                float in[Step::kInputs], x[kWidth], values[Step::kOutputs];
 #pragma unroll
-              for (int w = 0; w < Step::kInputs; ++w) {
-                in[w] = acc.at(i / 2, i % 2, (chunk * Step::kAccUnits + g * Step::kInputs + w) * 4 + j, e);
+                for (int w = 0; w < Step::kInputs; ++w) {
+                  in[w] = acc.at(i / 2, i % 2, (chunk * Step::kAccUnits + g * Step::kInputs + w) * 4 + j, e);
+                }
+#pragma unroll
+                for (int w = 0; w < kWidth && !Step::kForward; ++w) x[w] = c[w][2 * j + e];
+                float term = 0.f;
+                apply<Step>(args, scalars, in, bias[e], sums.prob[i], x, values, term);
+                if (inside) sums.dprob[i] += term;
+#pragma unroll
+                for (int w = 0; w < Step::kOutputs; ++w) {
+                  d.value[i][g * Step::kOutputs + w][2 * j + e] = inside ? values[w] : 0.f;
+                }
+#pragma unroll
+                for (int w = 0; w < kWidth && Step::kForward; ++w) c[w][2 * j + e] = x[w];
               }
+            }
+            if (Step::kForward && p.c_data && inside) {
 #pragma unroll
-              for (int w = 0; w < kWidth && !Step::kForward; ++w) x[w] = c[w][2 * j + e];
-              float term = 0.f;
-              apply<Step>(args, scalars, in, bias[e], sums.prob[i], x, values, term);
-              if (inside) sums.dprob[i] += term;
+              for (int w = 0; w < kWidth; ++w) {
 #pragma unroll
-              for (int w = 0; w < Step::kOutputs; ++w) {
-                d.value[i][g * Step::kOutputs + w][2 * j + e] = inside ? values[w] : 0.f;
+                for (int e = 0; e < 8; e += 2)
+                  store_pair(p.c_dtype, p.c_data, c_at + w * kUnit + e, c[w][e], c[w][e + 1]);
               }
-#pragma unroll
-              for (int w = 0; w < kWidth && Step::kForward; ++w) c[w][2 * j + e] = x[w];
-            }
-          }
-          if (Step::kForward && p.c_data && inside) {
-#pragma unroll
-            for (int w = 0; w < kWidth; ++w) {
-#pragma unroll
-              for (int e = 0; e < 8; e += 2)
-                store_pair(p.c_dtype, p.c_data, c_at + w * kUnit + e, c[w][e], c[w][e + 1]);
             }
           }
         }
-      }
-      int const d_column = Step::kForward ? n / kWidth : n * kWidth;
-      if (!Step::kForward && p.epilogue_op != EpilogueOp::identity) {
+        int const d_column = Step::kForward ? n / kWidth : n * kWidth;
+        if (!Step::kForward && p.epilogue_op != EpilogueOp::identity) {
 #pragma unroll
-        for (int v = 0; v < 4 * kUnits * 8; ++v) {
-          float& value = d.value[v / (kUnits * 8)][v / 8 % kUnits][v % 8];
-          value = apply_epilogue_op(p.epilogue_op, value);
+          for (int v = 0; v < 4 * kUnits * 8; ++v) {
+            float& value = d.value[v / (kUnits * 8)][v / 8 % kUnits][v % 8];
+            value = apply_epilogue_op(p.epilogue_op, value);
+          }
         }
-      }
-      if (p.amax) {
+        if (p.amax) {
 #pragma unroll
-        for (int v = 0; v < 4 * kUnits * 8; ++v) {
-          int const unit = v / 8 % kUnits;
-          float& amax = sums.amax[Step::kForward ? 0 : unit % kWidth];
-          amax = ptx::max_magnitude(amax, d.value[v / (kUnits * 8)][unit][v % 8]);
+          for (int v = 0; v < 4 * kUnits * 8; ++v) {
+            int const unit = v / 8 % kUnits;
+            float& amax = sums.amax[Step::kForward ? 0 : unit % kWidth];
+            amax = ptx::max_magnitude(amax, d.value[v / (kUnits * 8)][unit][v % 8]);
+          }
         }
-      }
-      if (!Step::kForward && p.dbias) {
-        float* slot = p.dbias + int64_t(tile.m / kSlotRows + warp) * d_columns + d_column + q * 8;
+        if (!Step::kForward && p.dbias) {
+          float* slot = p.dbias + int64_t(tile.m / kSlotRows + warp) * d_columns + d_column + q * 8;
 #pragma unroll
-        for (int u = 0; u < kUnits; ++u) {
-          float sum[8];
+          for (int u = 0; u < kUnits; ++u) {
+            float sum[8];
 #pragma unroll
-          for (int c = 0; c < 8; ++c)
-            sum[c] = (d.value[0][u][c] + d.value[1][u][c]) + (d.value[2][u][c] + d.value[3][u][c]);
-          sum_rows(sum);
+            for (int c = 0; c < 8; ++c)
+              sum[c] = (d.value[0][u][c] + d.value[1][u][c]) + (d.value[2][u][c] + d.value[3][u][c]);
+            sum_rows(sum);
 #pragma unroll
-          for (int c = 0; c < 8; c += 4) {
-            if (lane < 4 && d_column + u * kUnit + q * 8 < d_columns) {
-              *reinterpret_cast<float4*>(slot + u * kUnit + c) = {sum[c], sum[c + 1], sum[c + 2], sum[c + 3]};
+            for (int c = 0; c < 8; c += 4) {
+              if (lane < 4 && d_column + u * kUnit + q * 8 < d_columns) {
+                *reinterpret_cast<float4*>(slot + u * kUnit + c) = {sum[c], sum[c + 1], sum[c + 2], sum[c + 3]};
+              }
             }
           }
         }
+        // All warps have read their C of this box.
+        if constexpr (kStagedC) ptx::named_sync(kBoxRead + boxes.consumer, 128);
+        quantise_block<kUnits, kE4M3>(p, tile, d, d_columns, tile.m + warp * 32, d_column, norm, out, lane);
+        boxes.hand_over(lane);
+        boxes.advance();
       }
-      // All warps have read their C of this box.
-      if constexpr (kStagedC) ptx::named_sync(kBoxRead + boxes.consumer, 128);
-      if (p.d_dtype == DType::float8_e4m3fn) {
-        quantise_block<kUnits, true>(p, tile, d, d_columns, tile.m + warp * 32, d_column, norm, out, lane);
-      } else {
-        quantise_block<kUnits, false>(p, tile, d, d_columns, tile.m + warp * 32, d_column, norm, out, lane);
-      }
-      boxes.hand_over(lane);
-      boxes.advance();
     }
     sums.write(p, tile, lane);
   }

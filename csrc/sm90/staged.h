@@ -1,11 +1,12 @@
-// The epilogue with BF16 C and D: both move by TMA, through boxes of shared memory.
+// The epilogue with BF16 C and D: both move by TMA, through boxes of shared memory. kExtras: the bias, dbias and amax
+// may be wanted; without them nothing stands between the elements, and their arithmetic overlaps.
 #pragma once
 
 #include "epilogue.h"
 
 namespace cudnn_grouped::sm90 {
 
-template <class StepT>
+template <class StepT, bool kExtras>
 struct Staged {
   using Step = StepT;
   static constexpr int kN = 192, kStages = 4, kBoxes = 2;
@@ -29,76 +30,79 @@ struct Staged {
     int const matrix = lane / 8, row = (matrix / 2) * 64 + warp * 16 + matrix % 2 * 8 + lane % 8;
     uint32_t const at_c = row * kSwizzledRow + (row % 8 << 4);
     uint32_t const at_d = kDRow == kSwizzledRow ? at_c : row * kDRow + (row / 2 % 4 << 4);
-    int n = tile.n;
+#pragma unroll 1
+    for (int first = tile.n; first < min(tile.n + kN, p.n); first += 64, acc.next_columns()) {
 #pragma unroll
-    for (int chunk = 0; chunk < kN / kChunk; ++chunk, n += kChunk) {
-      asm volatile("" : "+r"(n));  // else the addresses of all chunks are computed first, and registers are short
-      if (n >= p.n) continue;
-      Boxes<kBoxes> const first = boxes;
-      uint32_t const c_box = first.box();
-      boxes.wait();
-      if (two_boxes(p)) {
-        boxes.advance();
+      for (int chunk = 0; chunk < 64 / kChunk; ++chunk) {
+        int const n = first + chunk * kChunk;
+        if (n >= p.n) continue;
+        Boxes<kBoxes> const c_boxes = boxes;
+        uint32_t const c_box = c_boxes.box();
         boxes.wait();
-      }
-      uint32_t const d_box = boxes.box();
+        if (two_boxes(p)) {
+          boxes.advance();
+          boxes.wait();
+        }
+        uint32_t const d_box = boxes.box();
 #pragma unroll
-      for (int g = 0; g < Step::kGroups; ++g) {
+        for (int g = 0; g < Step::kGroups; ++g) {
 #pragma unroll
-        for (int j = 0; j < kUnit / 8; ++j) {
-          int const column = n + g * (Step::kAccUnits / Step::kGroups) * kUnit + j * 8;
-          if (kWidth == 1 && column >= p.n) continue;
-          float bias[2][Step::kInputs], d[4][Step::kOutputs][2];
-          load_bias<Step>(p, tile.expert, column + lane % 4 * 2, bias);
-          uint32_t c[kWidth][4];
-          if (!Step::kForward) {
+          for (int j = 0; j < kUnit / 8; ++j) {
+            int const column = n + g * (Step::kAccUnits / Step::kGroups) * kUnit + j * 8;
+            if (kWidth == 1 && column >= p.n) continue;
+            float bias[2][Step::kInputs] = {}, d[4][Step::kOutputs][2];
+            if (kExtras && p.bias) load_bias<Step>(p, tile.expert, column + lane % 4 * 2, bias);
+            uint32_t c[kWidth][4];
+            if (!Step::kForward) {
 #pragma unroll
-            for (int w = 0; w < kWidth; ++w) {
-              ptx::load_matrices((c_box + at_c) ^ ((g * kWidth + w) * 4 + j) << 4, c[w]);
+              for (int w = 0; w < kWidth; ++w) {
+                ptx::load_matrices((c_box + at_c) ^ ((g * kWidth + w) * 4 + j) << 4, c[w]);
+              }
             }
-          }
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            float x[2][kWidth];
+            for (int i = 0; i < 4; ++i) {
+              float x[2][kWidth];
 #pragma unroll
-            for (int e = 0; e < 2; ++e) {
-              float in[Step::kInputs], out[Step::kOutputs];
+              for (int e = 0; e < 2; ++e) {
+                float in[Step::kInputs], out[Step::kOutputs];
 #pragma unroll
-              for (int w = 0; w < Step::kInputs; ++w) {
-                int const unit = chunk * Step::kAccUnits + g * Step::kInputs + w;
-                in[w] = acc.at(i / 2, i % 2, unit * 4 + j, e);
+                for (int w = 0; w < Step::kInputs; ++w) {
+                  int const unit = chunk * Step::kAccUnits + g * Step::kInputs + w;
+                  in[w] = acc.at(i / 2, i % 2, unit * 4 + j, e);
+                }
+#pragma unroll
+                for (int w = 0; w < kWidth; ++w) x[e][w] = e ? ptx::high_bf16(c[w][i]) : ptx::low_bf16(c[w][i]);
+                apply<Step>(args, scalars, in, bias[e], sums.prob[i], x[e], out, sums.dprob[i]);
+#pragma unroll
+                for (int w = 0; w < Step::kOutputs; ++w) d[i][w][e] = out[w];
               }
 #pragma unroll
-              for (int w = 0; w < kWidth; ++w) x[e][w] = e ? ptx::high_bf16(c[w][i]) : ptx::low_bf16(c[w][i]);
-              apply<Step>(args, scalars, in, bias[e], sums.prob[i], x[e], out, sums.dprob[i]);
-#pragma unroll
-              for (int w = 0; w < Step::kOutputs; ++w) d[i][w][e] = out[w];
+              for (int w = 0; w < kWidth && Step::kForward; ++w) c[w][i] = ptx::pack_bf16(x[0][w], x[1][w]);
             }
+            int const d_column = (Step::kForward ? n / kWidth : n * kWidth) + g * Step::kOutputs * kUnit + j * 8;
+            if constexpr (kExtras)
+              after_activation<Step, kInterleaved>(p, sums, tile, warp, lane, d_column + lane % 4 * 2, true, d);
 #pragma unroll
-            for (int w = 0; w < kWidth && Step::kForward; ++w) c[w][i] = ptx::pack_bf16(x[0][w], x[1][w]);
-          }
-          int const d_column = (Step::kForward ? n / kWidth : n * kWidth) + g * Step::kOutputs * kUnit + j * 8;
-          after_activation<Step, kInterleaved>(p, sums, tile, warp, lane, d_column + lane % 4 * 2, true, d);
+            for (int w = 0; w < Step::kOutputs; ++w) {
+              uint32_t packed[4];
 #pragma unroll
-          for (int w = 0; w < Step::kOutputs; ++w) {
-            uint32_t packed[4];
+              for (int i = 0; i < 4; ++i) packed[i] = ptx::pack_bf16(d[i][w][0], d[i][w][1]);
+              ptx::store_matrices((d_box + at_d) ^ ((g * Step::kOutputs + w) * 4 + j) << 4, packed);
+            }
+            if (two_boxes(p)) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) packed[i] = ptx::pack_bf16(d[i][w][0], d[i][w][1]);
-            ptx::store_matrices((d_box + at_d) ^ ((g * Step::kOutputs + w) * 4 + j) << 4, packed);
-          }
-          if (two_boxes(p)) {
-#pragma unroll
-            for (int w = 0; w < kWidth; ++w) {
-              ptx::store_matrices((c_box + at_c) ^ ((g * kWidth + w) * 4 + j) << 4, c[w]);
+              for (int w = 0; w < kWidth; ++w) {
+                ptx::store_matrices((c_box + at_c) ^ ((g * kWidth + w) * 4 + j) << 4, c[w]);
+              }
             }
           }
         }
+        if (two_boxes(p)) c_boxes.hand_over(lane);
+        boxes.hand_over(lane);
+        boxes.advance();
       }
-      if (two_boxes(p)) first.hand_over(lane);
-      boxes.hand_over(lane);
-      boxes.advance();
     }
-    sums.write(p, tile, lane);
+    sums.template write<kExtras>(p, tile, lane);
   }
 };
 

@@ -96,13 +96,12 @@ CG_DEVICE void store_pair(DType dtype, void* base, int64_t at, float low, float 
   }
 }
 
-// The bias of `count` pairs of columns... of the units that one element meets; zero without a bias.
+// The bias of two neighbouring columns, for the units that one element meets.
 template <class Step>
 __device__ __forceinline__ void load_bias(Params const& p, int expert, int column, float (&bias)[2][Step::kInputs]) {
 #pragma unroll
   for (int w = 0; w < Step::kInputs; ++w) {
-    float2 const pair =
-        p.bias ? load_pair(p.bias_dtype, p.bias, int64_t(expert) * p.n + column + w * kUnit) : float2{0.f, 0.f};
+    float2 const pair = __ldg(reinterpret_cast<float2 const*>(p.bias + int64_t(expert) * p.n + column + w * kUnit));
     bias[0][w] = pair.x, bias[1][w] = pair.y;
   }
 }
