@@ -41,7 +41,8 @@ __global__ void activation(Struct f, float const* x, float const* r, float* y, E
 template __global__ void activation(SquaredReLU<false>, float const*, float const*, float*, EpilogueOp);
 template __global__ void activation(SquaredReLU<true>, float const*, float const*, float*, EpilogueOp);
 template __global__ void activation(SwiGLU, float const*, float const*, float*, EpilogueOp);
-template __global__ void activation(GeGLU, float const*, float const*, float*, EpilogueOp);
+template __global__ void activation(GeGLU<false>, float const*, float const*, float*, EpilogueOp);
+template __global__ void activation(GeGLU<true>, float const*, float const*, float*, EpilogueOp);
 template __global__ void activation(SiTUGLU, float const*, float const*, float*, EpilogueOp);
 
 __global__ void scale_layout(int64_t rows, int64_t blocks, int64_t* y) {

@@ -60,20 +60,18 @@ struct SwiGLU {
   }
 };
 
-// dglu.txt, "For dGeGLU". Gradients are kept at equality with a bound. filter_by_value is the BF16 page's filter, which
+// dglu.txt, "For dGeGLU". Gradients are kept at equality with a bound. kFilterByValue is the BF16 page's filter, which
 // carries the raw value instead of 1 (decisions F5): not a derivative, offered for code written to that page.
+template <bool kFilterByValue>
 struct GeGLU {
   static constexpr int kWidth = 2;
   float alpha, clamp_max, clamp_min, linear_offset;
-  bool filter_by_value;
 
   struct Parts {
     float gate, up, s;  // clamped gate, clamped up + offset, sigmoid
   };
   CG_HD Parts parts(float const (&x)[2]) const {
-    float const gate = x[0] > clamp_max ? clamp_max : x[0];
-    float const below = x[1] > clamp_max ? clamp_max : x[1];
-    float const up = (below < clamp_min ? clamp_min : below) + linear_offset;
+    float const gate = at_most(x[0], clamp_max), up = at_least(at_most(x[1], clamp_max), clamp_min) + linear_offset;
     return {gate, up, logistic(alpha * gate)};
   }
   CG_HD float forward(float const (&x)[2]) const {
@@ -83,9 +81,8 @@ struct GeGLU {
   CG_HD Gradient<2> backward(float r, float const (&x)[2], float prob) const {
     Parts const p = parts(x);
     float const rp = r * prob;
-    float const gate_weight = filter_by_value ? x[0] : 1.f, up_weight = filter_by_value ? x[1] : 1.f;
-    float const gate = rp * p.up * p.s * (1.f + alpha * p.gate * (1.f - p.s)) * gate_weight;
-    float const up = rp * p.gate * p.s * up_weight;
+    float gate = rp * p.up * p.s * (1.f + alpha * p.gate * (1.f - p.s)), up = rp * p.gate * p.s;
+    if constexpr (kFilterByValue) gate *= x[0], up *= x[1];
     bool const up_is_clamped = (x[1] > clamp_max) | (x[1] < clamp_min);
     return {{x[0] > clamp_max ? 0.f : gate, up_is_clamped ? 0.f : up}, r * p.gate * p.s * p.up};
   }

@@ -60,6 +60,26 @@ CG_HD float quotient(float a, float b) {
 #endif
 }
 
+// The smaller, the larger of two; a NaN of x stays one.
+CG_HD float at_most(float x, float bound) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(bound));
+  return y;
+#else
+  return x > bound ? bound : x;
+#endif
+}
+CG_HD float at_least(float x, float bound) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(bound));
+  return y;
+#else
+  return x < bound ? bound : x;
+#endif
+}
+
 CG_HD float logistic(float x) { return reciprocal(1.f + exponential(-x)); }
 
 // tanh and its derivative 1 - tanh^2, both to relative accuracy: with e = exp(-2|x|),

@@ -16,7 +16,7 @@ namespace cudnn_grouped {
 enum class Operation : uint8_t { dsrelu, dglu, dact, srelu, glu, mm };
 inline bool is_forward(Operation o) { return o == Operation::srelu || o == Operation::glu || o == Operation::mm; }
 enum class OperandFormat : uint8_t { bf16, e4m3, e5m2, e2m1 };
-enum class Activation : uint8_t { none, srelu, clamped_srelu, swiglu, geglu, situglu };
+enum class Activation : uint8_t { none, srelu, clamped_srelu, swiglu, geglu, geglu_by_value, situglu };
 
 inline bool is_fp4(DType d) { return d == DType::float4_e2m1fn_x2 || d == DType::uint8; }
 inline bool is_fp8(DType d) { return d == DType::float8_e4m3fn || d == DType::float8_e5m2; }
@@ -104,7 +104,8 @@ struct GroupedGemm {
   Activation activation;
   SquaredReLU<false> srelu;
   SquaredReLU<true> clamped_srelu;
-  GeGLU geglu;
+  GeGLU<false> geglu;
+  GeGLU<true> geglu_by_value;
   SiTUGLU situglu;
   EpilogueOp epilogue_op;
 

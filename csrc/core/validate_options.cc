@@ -85,7 +85,9 @@ void Validator::clamp_and_betas() {
     if (!(in.glu_clamp_min < in.glu_clamp_max)) {
       fail("glu_clamp_min", "a number below glu_clamp_max = " + text_of(in.glu_clamp_max), text_of(in.glu_clamp_min));
     }
-    out.geglu = {float(in.geglu_alpha), float(in.glu_clamp_max), float(in.glu_clamp_min), offset, by_value};
+    out.geglu = {float(in.geglu_alpha), float(in.glu_clamp_max), float(in.glu_clamp_min), offset};
+    out.geglu_by_value = {out.geglu.alpha, out.geglu.clamp_max, out.geglu.clamp_min, offset};
+    if (by_value) out.activation = Activation::geglu_by_value;
   } else if (out.activation == Activation::situglu) {
     out.situglu = {positive("situ_beta1", in.situ_beta1), positive("situ_beta2", in.situ_beta2)};
   }

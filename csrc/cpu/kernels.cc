@@ -26,6 +26,8 @@ void run_epilogue(GroupedGemm const& p, Tile const& tile, Partials const& partia
       return with(SwiGLU{});
     case Activation::geglu:
       return with(p.geglu);
+    case Activation::geglu_by_value:
+      return with(p.geglu_by_value);
     case Activation::situglu:
       return with(p.situglu);
   }

@@ -37,6 +37,8 @@ ActivationKernels const& kernels_of(Activation activation) {
       return swiglu_kernels();
     case Activation::geglu:
       return geglu_kernels();
+    case Activation::geglu_by_value:
+      return geglu_by_value_kernels();
     default:
       return situglu_kernels();
   }
@@ -56,10 +58,15 @@ bool is_staged(GroupedGemm const& p) {
 Kernel kernel_of(GroupedGemm const& p) {
   auto const& kernels = kernels_of(p.activation);
   auto const& direction = p.forward() ? kernels.forward : kernels.backward;
-  if (p.d_dtype == DType::float8_e4m3fn) return stages_c(p) ? direction.e4m3_staged_c : direction.e4m3;
-  if (p.d_dtype == DType::float8_e5m2) return stages_c(p) ? direction.e5m2_staged_c : direction.e5m2;
+  bool const extras =
+      p.amax || p.has_amax() || p.dbias || p.dbias_slots || p.bias || p.epilogue_op != EpilogueOp::identity;
+  if (p.d_dtype == DType::float8_e5m2) return direction.e5m2_any_c;
+  if (p.d_dtype == DType::float8_e4m3fn) {
+    if (!stages_c(p) && !p.forward()) return direction.e4m3_any_c;
+    return extras ? direction.e4m3_with_extras : direction.e4m3;
+  }
   if (!is_staged(p)) return direction.direct;
-  return p.amax || p.has_amax() || p.dbias || p.bias ? direction.staged_with_extras : direction.staged;
+  return extras ? direction.staged_with_extras : direction.staged;
 }
 
 Experts experts_of(GroupedGemm const& p) {

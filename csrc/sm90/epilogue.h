@@ -10,11 +10,12 @@ namespace cudnn_grouped::sm90 {
 //   interleaved: 32 adjacent rows, by a tensor map of A that permutes the rows of a tile (for scales along columns)
 template <bool kInterleaved>
 struct ThreadRows {
-  int first;
+  uint32_t first;  // unsigned: an address from it takes no registers for its upper half
 
-  __device__ __forceinline__ ThreadRows(Tile const& tile, int warp, int lane)
-      : first(tile.m + warp * (kInterleaved ? 32 : 16) + lane / 4) {}
-  __device__ __forceinline__ int at(int i) const { return first + (i / 2) * (kInterleaved ? 16 : 64) + i % 2 * 8; }
+  __device__ __forceinline__ ThreadRows(int m, int warp, int lane)
+      : first(m + warp * (kInterleaved ? 32 : 16) + lane / 4) {}
+  __device__ __forceinline__ uint32_t tile() const { return first & ~uint32_t(kTileM - 1); }
+  __device__ __forceinline__ uint32_t at(int i) const { return first + (i / 2) * (kInterleaved ? 16 : 64) + i % 2 * 8; }
 };
 
 template <class Step, bool kInterleaved>
@@ -24,7 +25,8 @@ struct TileSums {
   ThreadRows<kInterleaved> rows;
   float prob[4], dprob[4] = {}, amax[kAmax] = {};
 
-  __device__ __forceinline__ TileSums(Params const& p, Tile const& tile, int warp, int lane) : rows(tile, warp, lane) {
+  __device__ __forceinline__ TileSums(Params const& p, Tile const& tile, int warp, int lane)
+      : rows(tile.m, warp, lane) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) prob[i] = p.prob ? __ldg(p.prob + rows.at(i)) : 1.f;
   }
@@ -37,7 +39,7 @@ struct TileSums {
       for (int i = 0; i < 4; ++i) {
         dprob[i] += __shfl_xor_sync(~0u, dprob[i], 1);
         dprob[i] += __shfl_xor_sync(~0u, dprob[i], 2);
-        if (lane % 4 == 0) p.dprob[int64_t(tile.n_tile) * p.experts.m + rows.at(i)] = dprob[i];
+        if (lane % 4 == 0) (p.dprob + int64_t(tile.n_tile) * p.experts.m)[rows.at(i)] = dprob[i];
       }
     }
     if (kWithAmax && p.amax) {
@@ -82,7 +84,7 @@ __device__ __forceinline__ void after_activation(Params const& p, TileSums<Step,
       sum[v] = (d[0][v / 2][v % 2] + d[1][v / 2][v % 2]) + (d[2][v / 2][v % 2] + d[3][v / 2][v % 2]);
     }
     sum_rows(sum);
-    float* slot = p.dbias + int64_t(tile.m / kSlotRows + warp) * p.n * Step::kWidth + column;
+    float* slot = p.dbias + ((sums.rows.tile() / kSlotRows + warp) * uint32_t(p.n * Step::kWidth) + uint32_t(column));
     if (lane < 4 && inside) {
 #pragma unroll
       for (int w = 0; w < kOutputs; ++w) *reinterpret_cast<float2*>(slot + w * kUnit) = {sum[2 * w], sum[2 * w + 1]};

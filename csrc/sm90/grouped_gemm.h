@@ -11,14 +11,16 @@ struct SharedLayout {
   using RingT = Ring<Epilogue::kN, Epilogue::kStages>;
   using BoxesT = Boxes<Epilogue::kBoxes>;
   static constexpr int kBarriers = RingT::kBytes + BoxesT::kBytes;
-  static constexpr int kBytes = kBarriers + 8 * (2 * Epilogue::kStages + BoxesT::kBarriers);
+  static constexpr int kMTiles = kBarriers + 8 * (2 * Epilogue::kStages + BoxesT::kBarriers);
+  static constexpr int kBytes = kMTiles + 4;
   static_assert(kBytes <= kSharedBytes);
 };
 
 template <class Epilogue>
-__device__ __forceinline__ void load_operands(Params const& p, Schedule<Epilogue::kN> const& schedule,
+__device__ __forceinline__ void load_operands(Params const& p, uint32_t m_tiles,
                                               Ring<Epilogue::kN, Epilogue::kStages> ring) {
   constexpr int kN = Epilogue::kN;
+  Schedule<kN> const schedule(p, m_tiles);
   int acquired = -1;
   for (int index = blockIdx.x; index < schedule.count; index += gridDim.x) {
     Tile const tile = schedule.at(index);
@@ -50,20 +52,20 @@ __device__ __forceinline__ void load_operands(Params const& p, Schedule<Epilogue
 }
 
 template <class Epilogue>
-__device__ __forceinline__ void consume(Arguments<typename Epilogue::Step::Activation> const& args,
-                                        Schedule<Epilogue::kN> const& schedule,
+__device__ __forceinline__ void consume(Arguments<typename Epilogue::Step::Activation> const& args, uint32_t m_tiles,
                                         Ring<Epilogue::kN, Epilogue::kStages> ring, Boxes<Epilogue::kBoxes> boxes) {
   Params const& p = args.p;
   int const warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, consumer = boxes.consumer;
   int const k_tiles = ceil_div(p.k, kTileK);
   if (consumer == 1) give_turn(1);
-  int turn = consumer;
-  for (int index = blockIdx.x + consumer * gridDim.x; index < schedule.count; index += kConsumers * gridDim.x) {
+  for (int turn = consumer;; turn += kConsumers) {
+    Schedule<Epilogue::kN> const schedule(p, m_tiles);
+    int const index = blockIdx.x + turn * gridDim.x;
+    if (index >= schedule.count) return;
     Tile const tile = schedule.at(index);
     Accumulators<Epilogue::kN> acc;
     wait_turn(consumer);
     ring.move_to(uint32_t(turn) * k_tiles);
-    turn += kConsumers;
     if (!Epilogue::kInterleaved && p.b_is_n_major) {
       ring.template multiply_tile<Major::K, Major::MN>(acc, k_tiles, lane);
     } else {
@@ -81,6 +83,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   alignas(1024) extern __shared__ uint8_t shared[];  // the 128-byte swizzle repeats every 1024 bytes
   using Layout = SharedLayout<Epilogue>;
   uint32_t const base = ptx::shared_address(shared), barriers = base + Layout::kBarriers;
+  uint32_t const m_tiles = base + Layout::kMTiles;
   int const warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // uniform, as setmaxnreg needs
   typename Layout::RingT const ring{base, barriers};
   typename Layout::BoxesT boxes{base + Layout::RingT::kBytes, barriers + 8 * 2 * Epilogue::kStages, 0};
@@ -88,21 +91,21 @@ __global__ void __launch_bounds__(kThreads, 1)
     ring.init();
     boxes.init();
     ptx::barrier_init_fence();
+    ptx::store_shared_4(m_tiles, args.p.experts.rows() / kTileM);
   }
   __syncthreads();
-  Schedule<Epilogue::kN> const schedule(args.p);
   if (warp < 4) {
     ptx::fewer_registers<kProducerRegisters>();
-    if (warp == 0 && ptx::elect()) load_operands<Epilogue>(args.p, schedule, ring);
+    if (warp == 0 && ptx::elect()) load_operands<Epilogue>(args.p, m_tiles, ring);
     if constexpr (Epilogue::kBoxes > 0) {
       boxes.consumer = warp - 1;
-      if ((warp == 1 || warp == 2) && ptx::elect()) move_boxes<Epilogue>(args.p, schedule, boxes);
+      if ((warp == 1 || warp == 2) && ptx::elect()) move_boxes<Epilogue>(args.p, m_tiles, boxes);
     }
     __syncwarp();
   } else {
     ptx::more_registers<kConsumerRegisters>();
     boxes.consumer = warp / 4 - 1;
-    consume<Epilogue>(args, schedule, ring, boxes);
+    consume<Epilogue>(args, m_tiles, ring, boxes);
   }
 }
 

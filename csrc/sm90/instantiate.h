@@ -28,7 +28,8 @@ inline Identity activation_of(GroupedGemm const&, Identity*) { return {}; }
 inline SquaredReLU<false> activation_of(GroupedGemm const& p, SquaredReLU<false>*) { return p.srelu; }
 inline SquaredReLU<true> activation_of(GroupedGemm const& p, SquaredReLU<true>*) { return p.clamped_srelu; }
 inline SwiGLU activation_of(GroupedGemm const&, SwiGLU*) { return {}; }
-inline GeGLU activation_of(GroupedGemm const& p, GeGLU*) { return p.geglu; }
+inline GeGLU<false> activation_of(GroupedGemm const& p, GeGLU<false>*) { return p.geglu; }
+inline GeGLU<true> activation_of(GroupedGemm const& p, GeGLU<true>*) { return p.geglu_by_value; }
 inline SiTUGLU activation_of(GroupedGemm const& p, SiTUGLU*) { return p.situglu; }
 
 template <class Epilogue>
@@ -45,26 +46,22 @@ constexpr Kernel kernel() {
   return {Epilogue::kN, Epilogue::kInterleaved, launch<Epilogue>};
 }
 
-template <class Step>
-constexpr ActivationKernels::Direction forward_kernels() {
-  constexpr Kernel e4m3 = kernel<Quantised<Step, false, true>>(), e5m2 = kernel<Quantised<Step, false, false>>();
-  return {kernel<Staged<Step, false>>(), kernel<Staged<Step, true>>(), kernel<Direct<Step>>(), e4m3, e4m3, e5m2, e5m2};
-}
-template <class Step>
-constexpr ActivationKernels::Direction backward_kernels() {
+// The forward's saved C never passes through a box beside FP8 D.
+template <class Step, bool kStagedC = !Step::kForward>
+constexpr ActivationKernels::Direction direction_of() {
   return {kernel<Staged<Step, false>>(),
           kernel<Staged<Step, true>>(),
           kernel<Direct<Step>>(),
-          kernel<Quantised<Step, true, true>>(),
-          kernel<Quantised<Step, false, true>>(),
-          kernel<Quantised<Step, true, false>>(),
-          kernel<Quantised<Step, false, false>>()};
+          kernel<Quantised<Step, kStagedC, true, false>>(),
+          kernel<Quantised<Step, kStagedC, true, true>>(),
+          kernel<Quantised<Step, false, true, true>>(),
+          kernel<Quantised<Step, false, false, true>>()};
 }
 
 template <class Activation>
 ActivationKernels const& kernels_of() {
-  static constexpr ActivationKernels table = {backward_kernels<Backward<Activation>>(),
-                                              forward_kernels<Forward<Activation>>()};
+  static constexpr ActivationKernels table = {direction_of<Backward<Activation>>(),
+                                              direction_of<Forward<Activation>>()};
   return table;
 }
 

@@ -16,8 +16,10 @@ struct Kernel {
 
 struct ActivationKernels {
   struct Direction {
-    Kernel staged, staged_with_extras, direct;  // D is not FP8
-    Kernel e4m3_staged_c, e4m3, e5m2_staged_c, e5m2;
+    // D in BF16, C in BF16 or absent; with_extras: bias, dbias, amax. D in another plain dtype, or C.
+    Kernel staged, staged_with_extras, direct;
+    // D in E4M3 and C in BF16; the same with extras; D in E4M3 or E5M2, any C.
+    Kernel e4m3, e4m3_with_extras, e4m3_any_c, e5m2_any_c;
   } backward, forward;
 };
 
@@ -26,6 +28,7 @@ ActivationKernels const& srelu_kernels();
 ActivationKernels const& clamped_srelu_kernels();
 ActivationKernels const& swiglu_kernels();
 ActivationKernels const& geglu_kernels();
+ActivationKernels const& geglu_by_value_kernels();
 ActivationKernels const& situglu_kernels();
 
 }  // namespace cudnn_grouped::sm90

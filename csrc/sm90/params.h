@@ -42,14 +42,15 @@ struct Tile {
 };
 
 // Static round robin over the blocks. Groups of group_m M tiles; inside a group M runs fastest, so that the blocks that
-// run together share a few panels of A and of B in L2.
+// run together share a few panels of A and of B in L2. The number of M tiles is known from the offsets alone; it waits
+// in shared memory, because a consumer has no register for it while it multiplies.
 template <int kN>
 struct Schedule {
   Experts experts;
   int m_tiles, n_tiles, group, count;
 
-  __device__ __forceinline__ explicit Schedule(Params const& p) : experts(p.experts), group(p.group_m) {
-    m_tiles = experts.rows() / kTileM;
+  __device__ __forceinline__ Schedule(Params const& p, uint32_t m_tiles_at) : experts(p.experts), group(p.group_m) {
+    m_tiles = int(ptx::load_shared_4(m_tiles_at));
     n_tiles = ceil_div(p.n, kN);
     count = m_tiles * n_tiles;
   }

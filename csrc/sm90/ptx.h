@@ -16,6 +16,12 @@ CG_DEVICE bool elect() {
   return elected;
 }
 
+// The same value, about which the compiler knows nothing.
+CG_DEVICE int hidden(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // setmaxnreg
 template <int kRegisters>
 CG_DEVICE void more_registers() {
@@ -125,9 +131,9 @@ CG_DEVICE uint4 load_shared_16(uint32_t from) {
                : "memory");
   return v;
 }
-CG_DEVICE float load_shared_4(uint32_t from) {
-  float v;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(from) : "memory");
+CG_DEVICE uint32_t load_shared_4(uint32_t from) {
+  uint32_t v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(from) : "memory");
   return v;
 }
 CG_DEVICE void store_shared_4(uint32_t to, uint32_t x) {

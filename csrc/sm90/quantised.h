@@ -33,12 +33,33 @@ CG_DEVICE void scatter_max(float (&v)[kCount], int lane) {
   }
 }
 
-CG_DEVICE int64_t column_scale_at(Params const& p, Tile const& tile, int64_t columns, int column, int row) {
-  if (!p.discrete_col_sfd) return ScaleLayout::of(columns, p.experts.m / kQuantBlock).at(column, row / kQuantBlock);
-  int const start = p.experts.start(tile.expert), rows = p.experts.end(tile.expert) - start;
-  int64_t const base = discrete_column_base(start, columns, kQuantBlock);
-  return base + ScaleLayout::of(columns, rows / kQuantBlock).at(column, (row - start) / kQuantBlock);
-}
+// Where this thread's scale factors of a tile lie: those of its row along the row, those of its warp's 32 rows along
+// the columns.
+struct ScalePlaces {
+  uint8_t *row, *column;
+  int64_t column_atom;  // bytes from 128 columns to the next 128
+  bool inside;          // false where unchecked offsets would lead out of the tensor
+
+  __device__ __forceinline__ ScalePlaces(Params const& p, Tile const& tile, int columns, int warp, int thread_row) {
+    ScaleLayout const along = ScaleLayout::of(p.experts.m, ceil_div(columns, int(kQuantBlock)));
+    row = p.sfd_row + along.at(thread_row, 0);
+    int first = 0, rows = p.experts.m;
+    column = p.sfd_col;
+    if (p.discrete_col_sfd) {
+      first = p.experts.start(tile.expert), rows = p.experts.end(tile.expert) - first;
+      column += discrete_column_base(first, columns, kQuantBlock);
+    }
+    int const block = (tile.m - first) / int(kQuantBlock) + warp;
+    ScaleLayout const across = ScaleLayout::of(columns, rows / int(kQuantBlock));
+    inside = tile.m >= first && block < rows / int(kQuantBlock);
+    column += across.at(0, block), column_atom = across.block_atoms * kAtomBytes;
+  }
+  // Blocks of a row come four to an atom; columns of an atom as ScaleLayout says.
+  __device__ __forceinline__ uint8_t* of_row(int block) const { return row + block / 4 * int(kAtomBytes) + block % 4; }
+  __device__ __forceinline__ uint8_t* of_column(int c) const {
+    return column + c / 128 * column_atom + c % 32 * 16 + c / 32 % 4 * 4;
+  }
+};
 
 template <bool kE4M3>
 CG_DEVICE uint32_t pack_four(float a, float b, float c, float d) {
@@ -46,11 +67,11 @@ CG_DEVICE uint32_t pack_four(float a, float b, float c, float d) {
   return ptx::pack_e5m2(a, b) | ptx::pack_e5m2(c, d) << 16;
 }
 
-// Quantises the warp's 32 rows from `row` on, columns of D from `column` on, and writes both forms to shared memory:
+// Quantises the warp's 32 rows, columns of D from `column` on, and writes both forms to shared memory:
 // rows of kUnits * 32 bytes, the row form at `out`, the column form kBoxBytes / 2 behind.
 template <int kUnits, bool kE4M3>
-CG_DEVICE void quantise_block(Params const& p, Tile const& tile, Block<kUnits> const& d, int64_t columns, int row,
-                              int column, float norm, uint32_t out, int lane) {
+CG_DEVICE void quantise_block(ScalePlaces const& places, Block<kUnits> const& d, int columns, int column, float norm,
+                              uint32_t out, int lane) {
   int const q = lane % 4, r = lane / 4;
   float by_row[4 * kUnits], by_column[kUnits * 8];
 #pragma unroll
@@ -75,10 +96,8 @@ CG_DEVICE void quantise_block(Params const& p, Tile const& tile, Block<kUnits> c
   int const share_unit = kUnits == 2 ? r / 4 : 0;
   int const share_column = share_unit * kUnit + q * 8 + (kUnits == 2 ? r % 4 * 2 : r);
   int const share_row = q * 8 + r;
-  ScaleLayout const row_layout = ScaleLayout::of(p.experts.m, ceil_div<int64_t>(columns, kQuantBlock));
-  int64_t const row_at = row_layout.at(row + share_row, column / kQuantBlock);
-  int64_t const column_at = column_scale_at(p, tile, columns, column + share_column, row);
-  uint64_t const column_limit = ScaleLayout::of(columns, p.experts.m / kQuantBlock).bytes();
+  uint8_t* const row_scales = places.of_row(column / kUnit);
+  uint8_t* const column_scales = places.of_column(column + share_column);
   float row_factor[kUnits], column_factor[kUnits];
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) {
@@ -86,10 +105,9 @@ CG_DEVICE void quantise_block(Params const& p, Tile const& tile, Block<kUnits> c
     uint32_t const column_byte = encode_e8m0_up(scale_value(by_column[u], kReciprocal, norm));
     row_factor[u] = e8m0_factor(row_byte, norm);
     column_factor[u] = e8m0_factor(column_byte, norm);
-    if (column + u * kUnit < columns) p.sfd_row[row_at + u] = uint8_t(row_byte);
+    if (column + u * kUnit < columns) row_scales[u] = uint8_t(row_byte);
     // Adjacent columns of a 32-row group are 16 bytes apart.
-    if (column + share_column + u < columns && uint64_t(column_at) < column_limit)
-      p.sfd_col[column_at + u * 16] = uint8_t(column_byte);
+    if (column + share_column + u < columns && places.inside) column_scales[u * 16] = uint8_t(column_byte);
   }
   // Every thread needs the factors of its four rows and of its columns: they pass through the box.
   __syncwarp();
@@ -110,7 +128,8 @@ CG_DEVICE void quantise_block(Params const& p, Tile const& tile, Block<kUnits> c
       of_column[u][half * 4 + 2] = __uint_as_float(v.z), of_column[u][half * 4 + 3] = __uint_as_float(v.w);
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) of_row[i][u] = ptx::load_shared_4(row_factors + ((i * 8 + r) * kUnits + u) * 4);
+    for (int i = 0; i < 4; ++i)
+      of_row[i][u] = __uint_as_float(ptx::load_shared_4(row_factors + ((i * 8 + r) * kUnits + u) * 4));
   }
   __syncwarp();
 #pragma unroll
@@ -132,7 +151,8 @@ CG_DEVICE void quantise_block(Params const& p, Tile const& tile, Block<kUnits> c
 }
 
 // kStagedC: C is BF16 and comes by TMA through the box that D leaves in; else it moves between registers and memory.
-template <class StepT, bool kStagedC, bool kE4M3>
+// kExtras: as in staged.h, and an epilogue_op.
+template <class StepT, bool kStagedC, bool kE4M3, bool kExtras>
 struct Quantised {
   using Step = StepT;
   static constexpr int kN = 128, kStages = 5, kBoxes = 2;
@@ -154,7 +174,8 @@ struct Quantised {
     Scalars const scalars(p, tile.expert);
     TileSums<Step, kInterleaved> sums(p, tile, warp, lane);
     int64_t const c_columns = Step::kForward ? p.n : int64_t(p.n) * kWidth;
-    int64_t const d_columns = Step::kForward ? p.n / kWidth : int64_t(p.n) * kWidth;
+    int const d_columns = Step::kForward ? p.n / kWidth : p.n * kWidth;
+    ScalePlaces const places(p, tile, d_columns, warp, tile.m + warp * 32 + lane % 4 * 8 + lane / 4);
     float const norm = p.norm_const ? __ldg(p.norm_const) : 1.f;
     int const q = lane % 4, r = lane / 4;
 #pragma unroll 1
@@ -168,6 +189,9 @@ struct Quantised {
         Block<kUnits> d;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
+          // Never true, which the compiler does not know: it would load C of all rows at once, and run out of
+          // registers.
+          if (ptx::hidden(n) >= p.n) return;
 #pragma unroll
           for (int g = 0; g < Step::kGroups; ++g) {
             // Columns past N are whole groups of 16; their values are zero.
@@ -197,7 +221,7 @@ struct Quantised {
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
               float bias[2][Step::kInputs] = {};
-              if (p.bias && inside) load_bias<Step>(p, tile.expert, first + 2 * j, bias);
+              if (kExtras && p.bias && inside) load_bias<Step>(p, tile.expert, first + 2 * j, bias);
 #pragma unroll
               for (int e = 0; e < 2; ++e) {
                 float in[Step::kInputs], x[kWidth], values[Step::kOutputs];
@@ -229,14 +253,14 @@ struct Quantised {
           }
         }
         int const d_column = Step::kForward ? n / kWidth : n * kWidth;
-        if (!Step::kForward && p.epilogue_op != EpilogueOp::identity) {
+        if (kExtras && !Step::kForward && p.epilogue_op != EpilogueOp::identity) {
 #pragma unroll
           for (int v = 0; v < 4 * kUnits * 8; ++v) {
             float& value = d.value[v / (kUnits * 8)][v / 8 % kUnits][v % 8];
             value = apply_epilogue_op(p.epilogue_op, value);
           }
         }
-        if (p.amax) {
+        if (kExtras && p.amax) {
 #pragma unroll
           for (int v = 0; v < 4 * kUnits * 8; ++v) {
             int const unit = v / 8 % kUnits;
@@ -244,8 +268,9 @@ struct Quantised {
             amax = ptx::max_magnitude(amax, d.value[v / (kUnits * 8)][unit][v % 8]);
           }
         }
-        if (!Step::kForward && p.dbias) {
-          float* slot = p.dbias + int64_t(tile.m / kSlotRows + warp) * d_columns + d_column + q * 8;
+        if (kExtras && !Step::kForward && p.dbias) {
+          float* slot =
+              p.dbias + (uint32_t(tile.m / kSlotRows + warp) * uint32_t(d_columns) + uint32_t(d_column + q * 8));
 #pragma unroll
           for (int u = 0; u < kUnits; ++u) {
             float sum[8];
@@ -263,12 +288,12 @@ struct Quantised {
         }
         // All warps have read their C of this box.
         if constexpr (kStagedC) ptx::named_sync(kBoxRead + boxes.consumer, 128);
-        quantise_block<kUnits, kE4M3>(p, tile, d, d_columns, tile.m + warp * 32, d_column, norm, out, lane);
+        quantise_block<kUnits, kE4M3>(places, d, d_columns, d_column, norm, out, lane);
         boxes.hand_over(lane);
         boxes.advance();
       }
     }
-    sums.write(p, tile, lane);
+    sums.template write<kExtras>(p, tile, lane);
   }
 };
 
