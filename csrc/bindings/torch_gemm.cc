@@ -184,7 +184,7 @@ struct Results {
 
   void gradients(Arguments const& a, GroupedGemm& p) {
     dprob = a.prob.rank == 1 ? empty({p.m}, DType::float32, p.device) : rows(p, 1, 3, DType::float32);
-    torch::stable::zero_(dprob);
+    p.dprob_is_new = true;
     p.dprob = static_cast<float*>(dprob.data_ptr());
     if (!a.generate_dbias) return;
     dbias = empty({p.experts, p.d_columns(), 1}, DType::bfloat16, p.device);

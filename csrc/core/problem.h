@@ -109,9 +109,10 @@ struct GroupedGemm {
   SiTUGLU situglu;
   EpilogueOp epilogue_op;
 
-  // Outputs; null when absent. dprob, dbias and amax are accumulated onto.
+  // Outputs; null when absent. dbias and amax are accumulated onto, and so is dprob unless it is new.
   void *d_row, *d_col;
   float* dprob;
+  bool dprob_is_new;
   uint16_t* dbias;
   float* amax;  // (experts, amax_width())
   uint8_t *sfd_row, *sfd_col;

@@ -158,7 +158,7 @@ void add_dprob(GroupedGemm const& p, Partials const& partials, int64_t rows) {
     for (int64_t slot = 0; slot < partials.column_tiles; ++slot) {
       sum += partials.dprob[row * partials.dprob_slots + slot];
     }
-    p.dprob[row] += sum;
+    p.dprob[row] = p.dprob_is_new ? sum : p.dprob[row] + sum;
   }
 }
 

@@ -1,6 +1,6 @@
 // Memory bound: a warp reads 256 neighbouring codes and writes 512 neighbouring bytes, each thread having four or eight
 // such loads in flight. A block of threads has one tile, whose place in the scales is found once.
-#include "../cuda/check.h"
+#include "../cuda/launch.h"
 #include "dequantise.h"
 
 #include <algorithm>
@@ -92,6 +92,7 @@ CG_DEVICE Matrix matrix_of(Dequantise const& d, uint32_t expert, int block) {
 
 template <class Kind>
 __global__ void __launch_bounds__(kThreads) dequantise_rows(Dequantise const d, Grid const grid) {
+  cuda::wait_for_previous();
   Grid::Place const place = grid.place();
   int64_t const row = int64_t(place.down) * kRunRows;
   Matrix const m = matrix_of(d, place.expert, Kind::kBlock);
@@ -102,6 +103,7 @@ __global__ void __launch_bounds__(kThreads) dequantise_rows(Dequantise const d, 
 // of 8 columns by 4 rows, one word of 4 codes for each column.
 template <class Kind>
 __global__ void __launch_bounds__(kThreads) dequantise_transposed(Dequantise const d, Grid const grid) {
+  cuda::wait_for_previous();
   using Format = typename Kind::Format;
   constexpr int kWords = kTileN / 4, kStride = kWords + 1, kPasses = kTileK * kTileN / 16 / kThreads;
   // The odd stride and the half's shift keep a warp's 8 x 4 words in different banks.
@@ -178,6 +180,7 @@ struct TokenScales {
 // (rows, tokens)
 template <class Kind>
 __global__ void __launch_bounds__(kThreads) dequantise_token_runs(DequantiseTokens const d, Grid const grid) {
+  cuda::wait_for_previous();
   static_assert(kTileColumns == kRowAlignment, "a tile's tokens are one expert's");
   Grid::Place const place = grid.place();
   int64_t const token = int64_t(place.across) * kTileColumns;
@@ -191,6 +194,7 @@ __global__ void __launch_bounds__(kThreads) dequantise_token_runs(DequantiseToke
 // (tokens, rows): a thread has eight rows' scales for eight tokens of one block.
 template <class Kind>
 __global__ void __launch_bounds__(kThreads) dequantise_token_columns(DequantiseTokens const d, Grid const grid) {
+  cuda::wait_for_previous();
   using Format = typename Kind::Format;
   constexpr int kBlockWarps = kWarps * Kind::kBlock / kTileTokens, kUnits = Kind::kBlock / kBlockWarps;
   Grid::Place const place = grid.place();
@@ -225,8 +229,7 @@ void launch(void (*kernel)(Problem, Grid), Problem const& problem, int64_t acros
             cudaStream_t stream) {
   int64_t const blocks = across * down * experts;
   if (blocks == 0) return;
-  kernel<<<uint32_t(blocks), kThreads, 0, stream>>>(problem, Grid{uint32_t(across), uint32_t(down)});
-  cuda::check(cudaGetLastError(), "launch of the dequantiser");
+  cuda::launch(kernel, uint32_t(blocks), kThreads, 0, stream, problem, Grid{uint32_t(across), uint32_t(down)});
 }
 
 // visit(Kind) with the kind of a block-scaled operand.

@@ -61,7 +61,7 @@ struct Direct {
                 float out[Step::kOutputs];
 #pragma unroll
                 for (int w = 0; w < kWidth; ++w) x[e][w] = e ? c[i][w].y : c[i][w].x;
-                apply<Step>(args, scalars, in[e], bias[e], sums.prob[i], x[e], out, sums.dprob[i]);
+                apply<Step, true>(args, scalars, in[e], bias[e], sums.prob[i], x[e], out, sums.dprob[i]);
 #pragma unroll
                 for (int w = 0; w < Step::kOutputs; ++w) d[i][w][e] = out[w];
               }

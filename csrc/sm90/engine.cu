@@ -145,7 +145,8 @@ CUtensorMap map_of_rows(void const* data, GroupedGemm const& p, int64_t columns,
   auto const swizzle = width * (fp8 ? 1 : 2) == 128  ? k128
                        : width * (fp8 ? 1 : 2) == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
                                                      : CU_TENSOR_MAP_SWIZZLE_NONE;
-  return make_map(data, fp8 ? kByte : kBF16, swizzle, {{columns, 0, width}, {p.m, columns * (fp8 ? 1 : 2), kTileM}});
+  return make_map(data, fp8 ? kByte : kBF16, swizzle,
+                  {{columns, 0, width}, {p.m, columns * (fp8 ? 1 : 2), fp8 ? kSlotRows : kTileM}});
 }
 
 Params params_of(GroupedGemm const& p, Workspace const& w, Kernel const& kernel) {
@@ -218,7 +219,7 @@ void run(GroupedGemm const& p, Launch const& launch) {
   Finish end{};
   end.experts = params.experts;
   end.n_tiles = int(ceil_div<int64_t>(p.n, kernel.tile_n));
-  end.dprob_slots = w.dprob, end.dprob = p.dprob;
+  end.dprob_slots = w.dprob, end.dprob = p.dprob, end.dprob_is_new = p.dprob_is_new;
   end.documented_dprob = p.dprob_slots, end.documented_slots = int(grid_n(p.n, p.tile_n, p.cluster_n));
   end.parts = int(p.tile_n / kernel.tile_n);
   end.rows[0] = {p.d_row, p.d_columns() * bytes_of(p.d_dtype)};

@@ -4,6 +4,7 @@
 
 #include "../core/number_formats.h"
 #include "../core/scale_layout.h"
+#include "../cuda/launch.h"
 #include "kernels.h"
 
 namespace cudnn_grouped::sm90 {
@@ -16,6 +17,7 @@ __device__ __forceinline__ void zero(void* data, int64_t begin, int64_t end) {  
 }
 
 __global__ void __launch_bounds__(256) finish_kernel(__grid_constant__ Finish const p) {
+  cuda::wait_for_previous();
   int const rows = p.experts.rows(), m = p.experts.m, step = gridDim.x * blockDim.x;
   for (int row = blockIdx.x * blockDim.x + threadIdx.x; row < m && p.dprob_slots; row += step) {
     auto sum = [&](int first, int last) {
@@ -29,7 +31,8 @@ __global__ void __launch_bounds__(256) finish_kernel(__grid_constant__ Finish co
         p.documented_dprob[int64_t(row) * p.documented_slots + slot] = part;
       }
     } else {
-      p.dprob[row] = row < rows ? p.dprob[row] + sum(0, p.n_tiles) : 0.f;
+      float const total = sum(0, p.n_tiles);
+      p.dprob[row] = row >= rows ? 0.f : p.dprob_is_new ? total : p.dprob[row] + total;
     }
   }
   for (Finish::Rows const& tensor : p.rows) {
@@ -52,6 +55,7 @@ __global__ void __launch_bounds__(256) finish_kernel(__grid_constant__ Finish co
 
 // 32 columns by 32 lines of threads: line i sums the slots i, i + 32, ...; then the lines are summed in order.
 __global__ void __launch_bounds__(1024) bias_kernel(__grid_constant__ BiasSums const p) {
+  cuda::wait_for_previous();
   __shared__ float partial[32][33];
   int const expert = blockIdx.y, column = blockIdx.x * 32 + threadIdx.x, line = threadIdx.y;
   int const first = p.experts.start(expert) / 32, last = p.experts.end(expert) / 32;
@@ -68,6 +72,7 @@ __global__ void __launch_bounds__(1024) bias_kernel(__grid_constant__ BiasSums c
 }
 
 __global__ void __launch_bounds__(256) documented_bias_kernel(__grid_constant__ BiasSums const p) {
+  cuda::wait_for_previous();
   int64_t const count = p.experts.m / kDbiasSlotRows * p.columns, step = int64_t(gridDim.x) * blockDim.x;
   int64_t const used = p.experts.rows() / kDbiasSlotRows * p.columns;
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
@@ -79,6 +84,7 @@ __global__ void __launch_bounds__(256) documented_bias_kernel(__grid_constant__ 
 }
 
 __global__ void __launch_bounds__(256) widen_kernel(uint16_t const* from, bool is_bf16, float* to, int64_t count) {
+  cuda::wait_for_previous();
   int64_t const i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i < count) to[i] = is_bf16 ? decode_bf16(from[i]) : decode_fp16(from[i]);
 }
@@ -88,11 +94,13 @@ struct Addresses {
   int64_t value[kMost];
 };
 __global__ void address_kernel(__grid_constant__ Addresses const addresses, int count, int64_t* to) {
+  cuda::wait_for_previous();
   if (int(threadIdx.x) < count) to[threadIdx.x] = addresses.value[threadIdx.x];
 }
 
 __global__ void map_kernel(__grid_constant__ CUtensorMap const map, __grid_constant__ CUtensorMap const none,
                            int64_t const* addresses, Experts experts, CUtensorMap* maps) {
+  cuda::wait_for_previous();
   __shared__ alignas(128) cute::TmaDescriptor copy;
   int const expert = blockIdx.x;
   int64_t const address = experts.start(expert) < experts.end(expert) ? addresses[expert] : 0;
@@ -109,23 +117,18 @@ __global__ void map_kernel(__grid_constant__ CUtensorMap const map, __grid_const
 }  // namespace
 
 void finish(Finish const& p, int blocks, cudaStream_t stream) {
-  finish_kernel<<<blocks, 256, 0, stream>>>(p);
-  check(cudaGetLastError(), "launch of the sums over slots");
+  cuda::launch(finish_kernel, blocks, 256, 0, stream, p);
 }
 
 void sum_bias(BiasSums const& p, cudaStream_t stream) {
-  if (p.documented) {
-    documented_bias_kernel<<<512, 256, 0, stream>>>(p);
-  } else {
-    bias_kernel<<<dim3(unsigned(ceil_div<int64_t>(p.columns, 32)), p.experts.count), dim3(32, 32), 0, stream>>>(p);
-  }
-  check(cudaGetLastError(), "launch of the bias sums");
+  if (p.documented) return cuda::launch(documented_bias_kernel, 512, 256, 0, stream, p);
+  dim3 const blocks(unsigned(ceil_div<int64_t>(p.columns, 32)), p.experts.count);
+  cuda::launch(bias_kernel, blocks, dim3(32, 32), 0, stream, p);
 }
 
 void widen(void const* from, DType dtype, float* to, int64_t count, cudaStream_t stream) {
-  widen_kernel<<<unsigned(ceil_div<int64_t>(count, 256)), 256, 0, stream>>>(static_cast<uint16_t const*>(from),
-                                                                            dtype == DType::bfloat16, to, count);
-  check(cudaGetLastError(), "launch of the bias's conversion");
+  cuda::launch(widen_kernel, unsigned(ceil_div<int64_t>(count, 256)), 256, 0, stream,
+               static_cast<uint16_t const*>(from), dtype == DType::bfloat16, to, count);
 }
 
 void write_addresses(std::vector<int64_t> const& addresses, int64_t* to, cudaStream_t stream) {
@@ -133,15 +136,13 @@ void write_addresses(std::vector<int64_t> const& addresses, int64_t* to, cudaStr
     int const count = int(std::min<size_t>(Addresses::kMost, addresses.size() - first));
     Addresses part;
     std::copy_n(addresses.begin() + first, count, part.value);
-    address_kernel<<<1, Addresses::kMost, 0, stream>>>(part, count, to + first);
-    check(cudaGetLastError(), "launch of the table of addresses");
+    cuda::launch(address_kernel, 1, Addresses::kMost, 0, stream, part, count, to + first);
   }
 }
 
 void make_expert_maps(CUtensorMap const& map, CUtensorMap const& none, int64_t const* addresses, Experts const& experts,
                       CUtensorMap* maps, cudaStream_t stream) {
-  map_kernel<<<experts.count, 32, 0, stream>>>(map, none, addresses, experts, maps);
-  check(cudaGetLastError(), "launch of the tensor maps");
+  cuda::launch(map_kernel, experts.count, 32, 0, stream, map, none, addresses, experts, maps);
 }
 
 }  // namespace cudnn_grouped::sm90

@@ -15,7 +15,8 @@ struct Finish {
   Experts experts;
   int n_tiles;  // slots of dprob, [N tile][m]
   float const* dprob_slots;
-  float* dprob;                 // accumulated onto
+  float* dprob;
+  bool dprob_is_new;            // else it is accumulated onto
   float* documented_dprob;      // in its place: the documented workspace, (m, documented_slots)
   int documented_slots, parts;  // parts: as many N tiles make one of its slots
   struct Rows {

@@ -2,6 +2,7 @@
 // consumer warpgroups that take alternate tiles. One block per SM; tiles go round robin over the blocks.
 #pragma once
 
+#include "../cuda/launch.h"
 #include "epilogue.h"
 
 namespace cudnn_grouped::sm90 {
@@ -84,9 +85,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   using Layout = SharedLayout<Epilogue>;
   uint32_t const base = ptx::shared_address(shared), barriers = base + Layout::kBarriers;
   uint32_t const m_tiles = base + Layout::kMTiles;
-  int const warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // uniform, as setmaxnreg needs
   typename Layout::RingT const ring{base, barriers};
   typename Layout::BoxesT boxes{base + Layout::RingT::kBytes, barriers + 8 * 2 * Epilogue::kStages, 0};
+  cuda::wait_for_previous();
   if (threadIdx.x == 0) {
     ring.init();
     boxes.init();
@@ -94,17 +95,20 @@ __global__ void __launch_bounds__(kThreads, 1)
     ptx::store_shared_4(m_tiles, args.p.experts.rows() / kTileM);
   }
   __syncthreads();
-  if (warp < 4) {
+  auto const uniform_warp = [] { return __shfl_sync(~0u, threadIdx.x / 32, 0); };
+  if (uniform_warp() < 4) {
     ptx::fewer_registers<kProducerRegisters>();
-    if (warp == 0 && ptx::elect()) load_operands<Epilogue>(args.p, m_tiles, ring);
-    if constexpr (Epilogue::kBoxes > 0) {
+    int const warp = uniform_warp();
+    if (warp == 0) {
+      if (ptx::elect()) load_operands<Epilogue>(args.p, m_tiles, ring);
+    } else if constexpr (Epilogue::kBoxes > 0) {
       boxes.consumer = warp - 1;
-      if ((warp == 1 || warp == 2) && ptx::elect()) move_boxes<Epilogue>(args.p, m_tiles, boxes);
+      if (warp <= kConsumers && ptx::elect()) move_boxes<Epilogue>(args.p, m_tiles, boxes);
     }
     __syncwarp();
   } else {
     ptx::more_registers<kConsumerRegisters>();
-    boxes.consumer = warp / 4 - 1;
+    boxes.consumer = uniform_warp() / 4 - 1;
     consume<Epilogue>(args, m_tiles, ring, boxes);
   }
 }

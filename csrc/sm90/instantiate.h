@@ -37,8 +37,7 @@ void launch(GroupedGemm const& problem, Params const& p, int blocks, cudaStream_
   using Activation = typename Epilogue::Step::Activation;
   allow_shared_memory<&grouped_gemm<Epilogue>>(SharedLayout<Epilogue>::kBytes);
   Arguments<Activation> const arguments{p, activation_of(problem, static_cast<Activation*>(nullptr))};
-  grouped_gemm<Epilogue><<<blocks, kThreads, SharedLayout<Epilogue>::kBytes, stream>>>(arguments);
-  check(cudaGetLastError(), "launch of a grouped GEMM");
+  cuda::launch(grouped_gemm<Epilogue>, blocks, kThreads, SharedLayout<Epilogue>::kBytes, stream, arguments);
 }
 
 template <class Epilogue>

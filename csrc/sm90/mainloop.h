@@ -21,8 +21,7 @@ inline constexpr int kSharedBytes = 232448;  // a block's limit on compute capab
 // 504 registers for a thread of each of the three warpgroups. Accumulators of 128 x 192 take 192.
 inline constexpr int kConsumerRegisters = 240, kProducerRegisters = 504 - 2 * kConsumerRegisters;
 
-// Two of each: one for each consumer.
-enum NamedBarrier { kTurn = 2, kBoxRead = 4 };
+enum NamedBarrier { kTurn = 2 };  // and kTurn + 1: which consumer multiplies
 
 template <int kN>
 struct Accumulators {

@@ -61,6 +61,9 @@ struct ScalePlaces {
   }
 };
 
+// A warp's rows of D overwrite its own rows of C: the row form, then the column form.
+inline constexpr int kWarpBoxBytes = kBoxBytes / 4, kFormBytes = kWarpBoxBytes / 2;
+
 template <bool kE4M3>
 CG_DEVICE uint32_t pack_four(float a, float b, float c, float d) {
   if constexpr (kE4M3) return ptx::pack_e4m3(a, b) | ptx::pack_e4m3(c, d) << 16;
@@ -68,7 +71,7 @@ CG_DEVICE uint32_t pack_four(float a, float b, float c, float d) {
 }
 
 // Quantises the warp's 32 rows, columns of D from `column` on, and writes both forms to shared memory:
-// rows of kUnits * 32 bytes, the row form at `out`, the column form kBoxBytes / 2 behind.
+// rows of kUnits * 32 bytes, the row form at `out`, the column form kFormBytes behind.
 template <int kUnits, bool kE4M3>
 CG_DEVICE void quantise_block(ScalePlaces const& places, Block<kUnits> const& d, int columns, int column, float norm,
                               uint32_t out, int lane) {
@@ -144,7 +147,7 @@ CG_DEVICE void quantise_block(ScalePlaces const& places, Block<kUnits> const& d,
       float const(&g)[8] = of_column[u];
       ptx::store_shared_8(at, pack_four<kE4M3>(v[0] * f, v[1] * f, v[2] * f, v[3] * f),
                           pack_four<kE4M3>(v[4] * f, v[5] * f, v[6] * f, v[7] * f));
-      ptx::store_shared_8(at + kBoxBytes / 2, pack_four<kE4M3>(v[0] * g[0], v[1] * g[1], v[2] * g[2], v[3] * g[3]),
+      ptx::store_shared_8(at + kFormBytes, pack_four<kE4M3>(v[0] * g[0], v[1] * g[1], v[2] * g[2], v[3] * g[3]),
                           pack_four<kE4M3>(v[4] * g[4], v[5] * g[5], v[6] * g[6], v[7] * g[7]));
     }
   }
@@ -158,14 +161,16 @@ struct Quantised {
   static constexpr int kN = 128, kStages = 5, kBoxes = 2;
   static constexpr bool kInterleaved = true, kLoadsC = kStagedC;
   static constexpr int kWidth = Step::kWidth, kChunk = Step::kAccUnits * kUnit, kUnits = Step::kDUnits;
-  static constexpr int kWarpBytes = 32 * kUnits * kUnit;  // of a form of D in a box
   static_assert(!(Step::kForward && kStagedC));
 
   CG_DEVICE bool two_boxes(Params const&) { return false; }
   CG_DEVICE void store(Params const& p, bool, int column, int row, uint32_t box) {
     int const x = Step::kForward ? column / kWidth : column * kWidth;
-    ptx::store_once(&p.d, box, x, row);
-    ptx::store_once(&p.d_col, box + kBoxBytes / 2, x, row);
+#pragma unroll 1
+    for (int warp = 0; warp < 4; ++warp) {
+      ptx::store_once(&p.d, box + warp * kWarpBoxBytes, x, row + warp * 32);
+      ptx::store_once(&p.d_col, box + warp * kWarpBoxBytes + kFormBytes, x, row + warp * 32);
+    }
   }
 
   CG_DEVICE void run(Arguments<typename Step::Activation> const& args, Tile const& tile, Accumulators<kN>& acc,
@@ -185,7 +190,7 @@ struct Quantised {
         int const n = first_n + chunk * kChunk;
         if (n >= p.n) continue;
         boxes.wait();
-        uint32_t const c_rows = boxes.box() + warp * 32 * kSwizzledRow, out = boxes.box() + warp * kWarpBytes;
+        uint32_t const out = boxes.box() + warp * kWarpBoxBytes;
         Block<kUnits> d;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -205,7 +210,7 @@ struct Quantised {
               for (int w = 0; w < kWidth; ++w) {
                 if constexpr (kStagedC) {
                   uint32_t const unit = ((g * kWidth + w) * 4 + q) ^ (r % 8);
-                  uint4 const v = ptx::load_shared_16(c_rows + (i * 8 + r) * kSwizzledRow + (unit << 4));
+                  uint4 const v = ptx::load_shared_16(out + (i * 8 + r) * kSwizzledRow + (unit << 4));
                   c[w][0] = ptx::low_bf16(v.x), c[w][1] = ptx::high_bf16(v.x), c[w][2] = ptx::low_bf16(v.y);
                   c[w][3] = ptx::high_bf16(v.y), c[w][4] = ptx::low_bf16(v.z), c[w][5] = ptx::high_bf16(v.z);
                   c[w][6] = ptx::low_bf16(v.w), c[w][7] = ptx::high_bf16(v.w);
@@ -221,7 +226,7 @@ struct Quantised {
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
               float bias[2][Step::kInputs] = {};
-              if (kExtras && p.bias && inside) load_bias<Step>(p, tile.expert, first + 2 * j, bias);
+              if (kExtras && Step::kHasBias && p.bias && inside) load_bias<Step>(p, tile.expert, first + 2 * j, bias);
 #pragma unroll
               for (int e = 0; e < 2; ++e) {
                 float in[Step::kInputs], x[kWidth], values[Step::kOutputs];
@@ -232,7 +237,7 @@ struct Quantised {
 #pragma unroll
                 for (int w = 0; w < kWidth && !Step::kForward; ++w) x[w] = c[w][2 * j + e];
                 float term = 0.f;
-                apply<Step>(args, scalars, in, bias[e], sums.prob[i], x, values, term);
+                apply<Step, kExtras>(args, scalars, in, bias[e], sums.prob[i], x, values, term);
                 if (inside) sums.dprob[i] += term;
 #pragma unroll
                 for (int w = 0; w < Step::kOutputs; ++w) {
@@ -286,8 +291,6 @@ struct Quantised {
             }
           }
         }
-        // All warps have read their C of this box.
-        if constexpr (kStagedC) ptx::named_sync(kBoxRead + boxes.consumer, 128);
         quantise_block<kUnits, kE4M3>(places, d, d_columns, d_column, norm, out, lane);
         boxes.hand_over(lane);
         boxes.advance();

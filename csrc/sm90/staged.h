@@ -49,9 +49,11 @@ struct Staged {
 #pragma unroll
           for (int j = 0; j < kUnit / 8; ++j) {
             int const column = n + g * (Step::kAccUnits / Step::kGroups) * kUnit + j * 8;
+            // Never true, which the compiler does not know: see quantised.h.
+            if (Step::kForward && ptx::hidden(n) >= p.n) return;
             if (kWidth == 1 && column >= p.n) continue;
             float bias[2][Step::kInputs] = {}, d[4][Step::kOutputs][2];
-            if (kExtras && p.bias) load_bias<Step>(p, tile.expert, column + lane % 4 * 2, bias);
+            if (kExtras && Step::kHasBias && p.bias) load_bias<Step>(p, tile.expert, column + lane % 4 * 2, bias);
             uint32_t c[kWidth][4];
             if (!Step::kForward) {
 #pragma unroll
@@ -72,7 +74,7 @@ struct Staged {
                 }
 #pragma unroll
                 for (int w = 0; w < kWidth; ++w) x[e][w] = e ? ptx::high_bf16(c[w][i]) : ptx::low_bf16(c[w][i]);
-                apply<Step>(args, scalars, in, bias[e], sums.prob[i], x[e], out, sums.dprob[i]);
+                apply<Step, kExtras>(args, scalars, in, bias[e], sums.prob[i], x[e], out, sums.dprob[i]);
 #pragma unroll
                 for (int w = 0; w < Step::kOutputs; ++w) d[i][w][e] = out[w];
               }

@@ -15,6 +15,7 @@ struct Backward {
   static constexpr bool kForward = false;
   static constexpr int kWidth = Activation::kWidth, kGroups = 2 / kWidth;
   static constexpr int kAccUnits = kGroups, kDUnits = 2;  // of a chunk
+  static constexpr bool kHasBias = kWidth == 1;           // dglu has none; dact is Direct's
   static constexpr int kInputs = 1, kOutputs = kWidth;    // accumulators and values of D of one element
 };
 
@@ -24,6 +25,7 @@ struct Forward {
   static constexpr bool kForward = true;
   static constexpr int kWidth = Activation::kWidth, kGroups = 2 / kWidth;
   static constexpr int kAccUnits = 2, kDUnits = kGroups;
+  static constexpr bool kHasBias = true;
   static constexpr int kInputs = kWidth, kOutputs = 1;
 };
 
@@ -39,22 +41,22 @@ struct Scalars {
 };
 
 // One element. acc: kInputs accumulators; c: kWidth values, read by the backward and written by the forward.
-template <class Step>
+template <class Step, bool kWithBias>
 __device__ __forceinline__ void apply(Arguments<typename Step::Activation> const& args, Scalars const& s,
                                       float const (&acc)[Step::kInputs], float const (&bias)[Step::kInputs], float prob,
                                       float (&c)[Step::kWidth], float (&d)[Step::kOutputs], float& dprob) {
   if constexpr (Step::kForward) {
-    float const on_bias = args.p.prob_on_bias ? prob : 1.f, factor = args.p.prob_on_bias ? 1.f : prob;
+    bool const on_bias = kWithBias && args.p.prob_on_bias;
 #pragma unroll
-    for (int w = 0; w < Step::kWidth; ++w) c[w] = s.alpha * acc[w] + on_bias * bias[w];
-    d[0] = factor * args.activation.forward(c);
+    for (int w = 0; w < Step::kWidth; ++w) c[w] = s.alpha * acc[w] + (on_bias ? prob : 1.f) * bias[w];
+    d[0] = (on_bias ? 1.f : prob) * args.activation.forward(c);
   } else {
     float x[Step::kWidth];
 #pragma unroll
     for (int w = 0; w < Step::kWidth; ++w) x[w] = s.beta * c[w];
     auto const gradient = args.activation.backward(s.alpha * acc[0] + bias[0], x, prob);
 #pragma unroll
-    for (int w = 0; w < Step::kWidth; ++w) d[w] = gradient.x[w];
+    for (int w = 0; w < Step::kOutputs; ++w) d[w] = gradient.x[w];
     dprob += gradient.prob_term;
   }
 }
@@ -101,7 +103,8 @@ template <class Step>
 __device__ __forceinline__ void load_bias(Params const& p, int expert, int column, float (&bias)[2][Step::kInputs]) {
 #pragma unroll
   for (int w = 0; w < Step::kInputs; ++w) {
-    float2 const pair = __ldg(reinterpret_cast<float2 const*>(p.bias + int64_t(expert) * p.n + column + w * kUnit));
+    float2 const pair = __ldg(
+        reinterpret_cast<float2 const*>(p.bias + (uint32_t(expert) * uint32_t(p.n) + uint32_t(column + w * kUnit))));
     bias[0][w] = pair.x, bias[1][w] = pair.y;
   }
 }

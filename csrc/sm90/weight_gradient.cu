@@ -140,6 +140,7 @@ __global__ void __launch_bounds__(kThreads, 1) weight_gradient_kernel(__grid_con
   uint32_t const base = ptx::shared_address(shared);
   int const warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   WeightRing const ring{base, base + WeightRing::kBytes};
+  cuda::wait_for_previous();
   if (threadIdx.x == 0) {
     ring.init();
     ptx::barrier_init_fence();
@@ -160,8 +161,7 @@ __global__ void __launch_bounds__(kThreads, 1) weight_gradient_kernel(__grid_con
 
 void multiply_tokens(WeightTiles const& p, int blocks, cudaStream_t stream) {
   allow_shared_memory<&weight_gradient_kernel>(kBytes);
-  weight_gradient_kernel<<<blocks, kThreads, kBytes, stream>>>(p);
-  check(cudaGetLastError(), "launch of the weight gradient");
+  cuda::launch(weight_gradient_kernel, blocks, kThreads, kBytes, stream, p);
 }
 
 }  // namespace cudnn_grouped::sm90
