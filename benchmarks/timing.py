@@ -22,6 +22,9 @@ class HostEvent:
     def elapsed_time(self, end):
         return (end.time - self.time) * 1e3
 
+    def query(self):
+        return True
+
 
 def event(device):
     return torch.cuda.Event(enable_timing=True) if device == "cuda" else HostEvent()
@@ -58,18 +61,20 @@ def quick(call, device, launches=8):
 
 
 def steady(call, device, seconds):
-    """The call alone, back to back for `seconds`, after a third of that: ms a launch, SM clock and power meanwhile."""
+    """The call alone, back to back for `seconds`, after as long without a clock on it: ms a launch, and the median SM
+    clock and power meanwhile."""
     launches = max(SETS, math.ceil(seconds * 1e3 / max(quick(call, device), 1e-3)))
     start, end, samples = event(device), event(device), []
-    for i in range(launches // 3):
+    for i in range(launches):
         call(i % SETS)
     start.record()
     for i in range(launches):
         call(i % SETS)
-        if i % max(1, launches // 10) == 0:  # the queue is ahead: the device does not wait for this
-            samples.append(sample(device))
     end.record()
-    synchronise(device)
+    while not end.query():
+        if start.query():
+            samples.append(sample(device))
+        time.sleep(0.02)
     result = {"steady_ms": start.elapsed_time(end) / launches, "launches": launches}
     samples = [one for one in samples if one]
     if samples:

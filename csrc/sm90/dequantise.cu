@@ -92,7 +92,6 @@ CG_DEVICE Matrix matrix_of(Dequantise const& d, uint32_t expert, int block) {
 
 template <class Kind>
 __global__ void __launch_bounds__(kThreads) dequantise_rows(Dequantise const d, Grid const grid) {
-  cuda::wait_for_previous();
   Grid::Place const place = grid.place();
   int64_t const row = int64_t(place.down) * kRunRows;
   Matrix const m = matrix_of(d, place.expert, Kind::kBlock);
@@ -103,7 +102,6 @@ __global__ void __launch_bounds__(kThreads) dequantise_rows(Dequantise const d, 
 // of 8 columns by 4 rows, one word of 4 codes for each column.
 template <class Kind>
 __global__ void __launch_bounds__(kThreads) dequantise_transposed(Dequantise const d, Grid const grid) {
-  cuda::wait_for_previous();
   using Format = typename Kind::Format;
   constexpr int kWords = kTileN / 4, kStride = kWords + 1, kPasses = kTileK * kTileN / 16 / kThreads;
   // The odd stride and the half's shift keep a warp's 8 x 4 words in different banks.
@@ -180,7 +178,6 @@ struct TokenScales {
 // (rows, tokens)
 template <class Kind>
 __global__ void __launch_bounds__(kThreads) dequantise_token_runs(DequantiseTokens const d, Grid const grid) {
-  cuda::wait_for_previous();
   static_assert(kTileColumns == kRowAlignment, "a tile's tokens are one expert's");
   Grid::Place const place = grid.place();
   int64_t const token = int64_t(place.across) * kTileColumns;
@@ -194,7 +191,6 @@ __global__ void __launch_bounds__(kThreads) dequantise_token_runs(DequantiseToke
 // (tokens, rows): a thread has eight rows' scales for eight tokens of one block.
 template <class Kind>
 __global__ void __launch_bounds__(kThreads) dequantise_token_columns(DequantiseTokens const d, Grid const grid) {
-  cuda::wait_for_previous();
   using Format = typename Kind::Format;
   constexpr int kBlockWarps = kWarps * Kind::kBlock / kTileTokens, kUnits = Kind::kBlock / kBlockWarps;
   Grid::Place const place = grid.place();

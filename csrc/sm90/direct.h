@@ -52,10 +52,6 @@ struct Direct {
                 int const group = (chunk * Step::kAccUnits + g * Step::kInputs + w) * 4 + j;
                 in[0][w] = acc.at(i / 2, i % 2, group, 0), in[1][w] = acc.at(i / 2, i % 2, group, 1);
               }
-              if (p.value) {
-                float2 const given = load_pair(p.value_dtype, p.value, int64_t(sums.rows.at(i)) * p.n + n);
-                in[0][0] = given.x, in[1][0] = given.y;
-              }
 #pragma unroll
               for (int e = 0; e < 2; ++e) {
                 float out[Step::kOutputs];

@@ -21,6 +21,7 @@ inline constexpr auto k128 = CU_TENSOR_MAP_SWIZZLE_128B;
 int multiprocessors() {
   int device = 0, count = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaSetDevice(device), "cudaSetDevice");  // a new thread has no context yet, and tensor maps are the driver's
   check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
   return count;
 }
@@ -45,9 +46,7 @@ ActivationKernels const& kernels_of(Activation activation) {
 }
 
 // Whether C and D are BF16 tensors that move by TMA.
-bool stages_c(GroupedGemm const& p) {
-  return p.c_dtype == DType::bfloat16 && p.operation != Operation::dact && !(p.forward() && p.quantised());
-}
+bool stages_c(GroupedGemm const& p) { return p.c_dtype == DType::bfloat16 && !(p.forward() && p.quantised()); }
 bool is_staged(GroupedGemm const& p) {
   bool const c = stages_c(p) || (p.forward() && !p.c);
   // The documented slots of dprob are sums over N tiles of 128 or 256.
@@ -57,6 +56,7 @@ bool is_staged(GroupedGemm const& p) {
 
 Kernel kernel_of(GroupedGemm const& p) {
   auto const& kernels = kernels_of(p.activation);
+  if (p.operation == Operation::dact) return kernels.dact;
   auto const& direction = p.forward() ? kernels.forward : kernels.backward;
   bool const extras =
       p.amax || p.has_amax() || p.dbias || p.dbias_slots || p.bias || p.epilogue_op != EpilogueOp::identity;
@@ -257,6 +257,7 @@ CUtensorMap map_of_tokens(void const* data, WeightGradient const& p, WeightGradi
 void weight_gradient(WeightGradient const& p, Launch const& launch) {
   cudaStream_t const stream = static_cast<cudaStream_t>(launch.stream);
   WeightWorkspace const w(p, launch.workspace);
+  int const blocks = multiprocessors();
   std::vector<int64_t> addresses;
   for (void* out : p.out) addresses.push_back(reinterpret_cast<int64_t>(out));
   write_addresses(addresses, w.addresses, stream);
@@ -280,7 +281,7 @@ void weight_gradient(WeightGradient const& p, Launch const& launch) {
     }
     tiles.a = map_of_tokens(a, p, p.a, kTileM), tiles.b = map_of_tokens(b, p, p.b, kWeightTileN);
   }
-  multiply_tokens(tiles, multiprocessors(), stream);
+  multiply_tokens(tiles, blocks, stream);
 }
 
 bool const registered = [] {

@@ -17,7 +17,6 @@ __device__ __forceinline__ void zero(void* data, int64_t begin, int64_t end) {  
 }
 
 __global__ void __launch_bounds__(256) finish_kernel(__grid_constant__ Finish const p) {
-  cuda::wait_for_previous();
   int const rows = p.experts.rows(), m = p.experts.m, step = gridDim.x * blockDim.x;
   for (int row = blockIdx.x * blockDim.x + threadIdx.x; row < m && p.dprob_slots; row += step) {
     auto sum = [&](int first, int last) {
@@ -55,7 +54,6 @@ __global__ void __launch_bounds__(256) finish_kernel(__grid_constant__ Finish co
 
 // 32 columns by 32 lines of threads: line i sums the slots i, i + 32, ...; then the lines are summed in order.
 __global__ void __launch_bounds__(1024) bias_kernel(__grid_constant__ BiasSums const p) {
-  cuda::wait_for_previous();
   __shared__ float partial[32][33];
   int const expert = blockIdx.y, column = blockIdx.x * 32 + threadIdx.x, line = threadIdx.y;
   int const first = p.experts.start(expert) / 32, last = p.experts.end(expert) / 32;
@@ -72,7 +70,6 @@ __global__ void __launch_bounds__(1024) bias_kernel(__grid_constant__ BiasSums c
 }
 
 __global__ void __launch_bounds__(256) documented_bias_kernel(__grid_constant__ BiasSums const p) {
-  cuda::wait_for_previous();
   int64_t const count = p.experts.m / kDbiasSlotRows * p.columns, step = int64_t(gridDim.x) * blockDim.x;
   int64_t const used = p.experts.rows() / kDbiasSlotRows * p.columns;
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
@@ -84,7 +81,6 @@ __global__ void __launch_bounds__(256) documented_bias_kernel(__grid_constant__ 
 }
 
 __global__ void __launch_bounds__(256) widen_kernel(uint16_t const* from, bool is_bf16, float* to, int64_t count) {
-  cuda::wait_for_previous();
   int64_t const i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i < count) to[i] = is_bf16 ? decode_bf16(from[i]) : decode_fp16(from[i]);
 }
@@ -94,13 +90,11 @@ struct Addresses {
   int64_t value[kMost];
 };
 __global__ void address_kernel(__grid_constant__ Addresses const addresses, int count, int64_t* to) {
-  cuda::wait_for_previous();
   if (int(threadIdx.x) < count) to[threadIdx.x] = addresses.value[threadIdx.x];
 }
 
 __global__ void map_kernel(__grid_constant__ CUtensorMap const map, __grid_constant__ CUtensorMap const none,
                            int64_t const* addresses, Experts experts, CUtensorMap* maps) {
-  cuda::wait_for_previous();
   __shared__ alignas(128) cute::TmaDescriptor copy;
   int const expert = blockIdx.x;
   int64_t const address = experts.start(expert) < experts.end(expert) ? addresses[expert] : 0;

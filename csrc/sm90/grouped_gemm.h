@@ -87,7 +87,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   uint32_t const m_tiles = base + Layout::kMTiles;
   typename Layout::RingT const ring{base, barriers};
   typename Layout::BoxesT boxes{base + Layout::RingT::kBytes, barriers + 8 * 2 * Epilogue::kStages, 0};
-  cuda::wait_for_previous();
   if (threadIdx.x == 0) {
     ring.init();
     boxes.init();

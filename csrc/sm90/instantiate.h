@@ -3,6 +3,7 @@
 
 #include <atomic>
 
+#include "dact.h"
 #include "direct.h"
 #include "grouped_gemm.h"
 #include "kernels.h"
@@ -40,6 +41,18 @@ void launch(GroupedGemm const& problem, Params const& p, int blocks, cudaStream_
   cuda::launch(grouped_gemm<Epilogue>, blocks, kThreads, SharedLayout<Epilogue>::kBytes, stream, arguments);
 }
 
+// `blocks` of the table is for persistent kernels.
+template <class Activation>
+void launch_dact(GroupedGemm const& problem, Params const& p, int, cudaStream_t stream) {
+  Arguments<Activation> const arguments{p, activation_of(problem, static_cast<Activation*>(nullptr))};
+  int64_t const blocks = p.experts.m / (kSlotRows * kDactWarps) * int64_t(ceil_div(p.n, kDactColumns));
+  cuda::launch(dact_kernel<Activation>, unsigned(blocks), 32 * kDactWarps, 0, stream, arguments);
+}
+template <class Activation>
+constexpr Kernel dact() {
+  return {kDactColumns, false, launch_dact<Activation>};
+}
+
 template <class Epilogue>
 constexpr Kernel kernel() {
   return {Epilogue::kN, Epilogue::kInterleaved, launch<Epilogue>};
@@ -59,8 +72,8 @@ constexpr ActivationKernels::Direction direction_of() {
 
 template <class Activation>
 ActivationKernels const& kernels_of() {
-  static constexpr ActivationKernels table = {direction_of<Backward<Activation>>(),
-                                              direction_of<Forward<Activation>>()};
+  static constexpr ActivationKernels table = {direction_of<Backward<Activation>>(), direction_of<Forward<Activation>>(),
+                                              dact<Activation>()};
   return table;
 }
 

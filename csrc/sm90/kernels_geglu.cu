@@ -7,7 +7,7 @@ ActivationKernels const& geglu_kernels() {
   static constexpr ActivationKernels table = [] {
     auto forward = direction_of<Forward<GeGLU<false>>>();
     forward.staged = forward.staged_with_extras;
-    return ActivationKernels{direction_of<Backward<GeGLU<false>>>(), forward};
+    return ActivationKernels{direction_of<Backward<GeGLU<false>>>(), forward, dact<GeGLU<false>>()};
   }();
   return table;
 }
@@ -16,7 +16,8 @@ ActivationKernels const& geglu_kernels() {
 ActivationKernels const& geglu_by_value_kernels() {
   using Step = Backward<GeGLU<true>>;
   static constexpr Kernel staged = kernel<Staged<Step, true>>();
-  static constexpr ActivationKernels table = {{staged, staged, kernel<Direct<Step>>(), {}, {}, {}, {}}, {}};
+  static constexpr ActivationKernels table = {
+      {staged, staged, kernel<Direct<Step>>(), {}, {}, {}, {}}, {}, dact<GeGLU<true>>()};
   return table;
 }
 

@@ -2,10 +2,9 @@
 
 namespace cudnn_grouped::sm90 {
 
-// The plain GEMM: backward only in dact, which has no FP8 D.
+// The plain GEMM: its backward is dact's alone.
 ActivationKernels const& identity_kernels() {
-  static constexpr ActivationKernels table = {{{}, {}, kernel<Direct<Backward<Identity>>>(), {}, {}, {}, {}},
-                                              direction_of<Forward<Identity>>()};
+  static constexpr ActivationKernels table = {{}, direction_of<Forward<Identity>>(), dact<Identity>()};
   return table;
 }
 

@@ -54,54 +54,61 @@ __device__ __forceinline__ void load_tiles(WeightSchedule const& schedule, Weigh
   }
 }
 
-__device__ __forceinline__ float load_one(DType dtype, void const* base, int64_t at) {
-  if (dtype == DType::float32) return static_cast<float const*>(base)[at];
-  uint32_t const half = static_cast<uint16_t const*>(base)[at];
-  return dtype == DType::bfloat16 ? decode_bf16(half) : decode_fp16(half);
-}
-__device__ __forceinline__ void store_one(DType dtype, void* base, int64_t at, float value) {
-  if (dtype == DType::float32) {
-    static_cast<float*>(base)[at] = value;
-  } else {
-    uint32_t const half = dtype == DType::bfloat16 ? encode_bf16(value) : encode_fp16(value);
-    static_cast<uint16_t*>(base)[at] = uint16_t(half);
+// One or two neighbouring values of `out`, the sum of what it held and v, or v.
+template <bool kPairs>
+__device__ __forceinline__ void write_values(WeightTiles const& p, void* out, int64_t at, float (&v)[2], bool second) {
+  if constexpr (kPairs) {
+    if (p.accumulate) {
+      float2 const old = load_pair(p.out_dtype, out, at);
+      v[0] += old.x, v[1] += old.y;
+    }
+    store_pair(p.out_dtype, out, at, v[0], v[1]);
+    return;
+  }
+#pragma unroll 1
+  for (int e = 0; e < (second ? 2 : 1); ++e) {
+    float const value = e ? v[1] : v[0];
+    if (p.out_dtype == DType::float32) {
+      float& to = static_cast<float*>(out)[at + e];
+      to = p.accumulate ? to + value : value;
+    } else {
+      bool const bf16 = p.out_dtype == DType::bfloat16;
+      uint16_t& to = static_cast<uint16_t*>(out)[at + e];
+      float const old = bf16 ? decode_bf16(to) : decode_fp16(to), sum = p.accumulate ? old + value : value;
+      to = uint16_t(bf16 ? encode_bf16(sum) : encode_fp16(sum));
+    }
   }
 }
 
+template <bool kPairs>
 __device__ __forceinline__ void write_tile(WeightTiles const& p, WeightTile const& tile, Accumulators<kN>& acc,
                                            int warp, int lane) {
   if (p.accumulate && tile.k_tiles == 0) return;  // nothing to add: not even 0 to a -0
   float const scale =
       (p.scale_a ? __ldg(p.scale_a + tile.expert) : 1.f) * (p.scale_b ? __ldg(p.scale_b + tile.expert) : 1.f);
   void* const out = reinterpret_cast<void*>(__ldg(p.out + tile.expert));
+  int const first_row = tile.row + warp * 16 + lane / 4;
+#pragma unroll 1
+  for (int first = tile.column; first < min(tile.column + kN, p.columns); first += 64, acc.next_columns()) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    int const row = tile.row + i / 2 * 64 + warp * 16 + i % 2 * 8 + lane / 4;
-    if (row >= p.rows) continue;
+    for (int i = 0; i < 4; ++i) {
+      int const row = first_row + i / 2 * 64 + i % 2 * 8;
+      int64_t const row_at = int64_t(row) * p.columns;
 #pragma unroll
-    for (int group = 0; group < kN / 8; ++group) {
-      int const column = tile.column + group * 8 + lane % 4 * 2;
-      int64_t const at = int64_t(row) * p.columns + column;
-      float v[2];
+      for (int group = 0; group < 8; ++group) {
+        int const column = first + group * 8 + lane % 4 * 2;
+        float v[2];
 #pragma unroll
-      for (int e = 0; e < 2; ++e) v[e] = tile.k_tiles ? scale * acc.at(i / 2, i % 2, group, e) : 0.f;
-      if (p.pairs && column + 1 < p.columns) {
-        if (p.accumulate) {
-          v[0] += load_one(p.out_dtype, out, at), v[1] += load_one(p.out_dtype, out, at + 1);
+        for (int e = 0; e < 2; ++e) v[e] = tile.k_tiles ? scale * acc.at(i / 2, i % 2, group, e) : 0.f;
+        if (row < p.rows && column < p.columns) {
+          write_values<kPairs>(p, out, row_at + column, v, column + 1 < p.columns);
         }
-        store_pair(p.out_dtype, out, at, v[0], v[1]);
-        continue;
-      }
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        if (column + e >= p.columns) continue;
-        if (p.accumulate) v[e] += load_one(p.out_dtype, out, at + e);
-        store_one(p.out_dtype, out, at + e, v[e]);
       }
     }
   }
 }
 
+template <bool kPairs>
 __device__ __forceinline__ void consume_tokens(WeightSchedule const& schedule, WeightRing ring, int consumer) {
   WeightTiles const& p = schedule.p;
   int const warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
@@ -131,16 +138,17 @@ __device__ __forceinline__ void consume_tokens(WeightSchedule const& schedule, W
     }
     give_turn(consumer);
     ring.finish(acc, tile.k_tiles, lane);
-    write_tile(p, tile, acc, warp, lane);
+    write_tile<kPairs>(p, tile, acc, warp, lane);
   }
 }
 
+// kPairs: two neighbouring columns of out begin at addresses that take both at once.
+template <bool kPairs>
 __global__ void __launch_bounds__(kThreads, 1) weight_gradient_kernel(__grid_constant__ WeightTiles const p) {
   alignas(1024) extern __shared__ uint8_t shared[];
   uint32_t const base = ptx::shared_address(shared);
   int const warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   WeightRing const ring{base, base + WeightRing::kBytes};
-  cuda::wait_for_previous();
   if (threadIdx.x == 0) {
     ring.init();
     ptx::barrier_init_fence();
@@ -153,15 +161,20 @@ __global__ void __launch_bounds__(kThreads, 1) weight_gradient_kernel(__grid_con
     __syncwarp();
   } else {
     ptx::more_registers<232>();
-    consume_tokens(schedule, ring, warp / 4 - 1);
+    consume_tokens<kPairs>(schedule, ring, warp / 4 - 1);
   }
+}
+
+template <bool kPairs>
+void start(WeightTiles const& p, int blocks, cudaStream_t stream) {
+  allow_shared_memory<&weight_gradient_kernel<kPairs>>(kBytes);
+  cuda::launch(weight_gradient_kernel<kPairs>, blocks, kThreads, kBytes, stream, p);
 }
 
 }  // namespace
 
 void multiply_tokens(WeightTiles const& p, int blocks, cudaStream_t stream) {
-  allow_shared_memory<&weight_gradient_kernel>(kBytes);
-  cuda::launch(weight_gradient_kernel, blocks, kThreads, kBytes, stream, p);
+  p.pairs ? start<true>(p, blocks, stream) : start<false>(p, blocks, stream);
 }
 
 }  // namespace cudnn_grouped::sm90
