@@ -97,8 +97,8 @@ MUTANTS = [
     Mutant(
         "offset before the clamp",
         "csrc/core/activation.h",
-        "float const below = x[1] > clamp_max",
-        "float const below = x[1] + linear_offset > clamp_max",
+        "at_least(at_most(x[1], clamp_max), clamp_min) + linear_offset",
+        "at_least(at_most(x[1] + linear_offset, clamp_max), clamp_min)",
         GLU,
     ),
     Mutant(
@@ -186,7 +186,7 @@ MUTANTS = [
     Mutant(
         "dbias overwritten", "csrc/cpu/engine.cc", "encode_bf16(decode_bf16(out[i]) + sum[i])", "encode_bf16(sum[i])"
     ),
-    Mutant("dprob overwritten", "csrc/cpu/engine.cc", "p.dprob[row] += sum;", "p.dprob[row] = sum;"),
+    Mutant("dprob overwritten", "csrc/cpu/engine.cc", "sum : p.dprob[row] + sum;", "sum : sum;"),
     Mutant(
         "dprob of the first N tile only",
         "csrc/cpu/engine.cc",

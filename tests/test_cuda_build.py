@@ -29,18 +29,22 @@ needs_nvcc = pytest.mark.skipif(NVCC is None, reason="no nvcc: no toolkit, no wh
 needs_library = pytest.mark.skipif(not LIBRARY.exists(), reason="built without libcudnn_grouped_cuda.so")
 
 
-def find_cuobjdump():
+def find_tool(name):
+    """A tool of the toolkit, of the wheel nvidia-cuda-NAME, or of the PATH."""
     folders = [NVCC.parent] if NVCC else []
     folders += [bin for nvidia in build.package_folders("nvidia") for bin in sorted(nvidia.glob("cu*/bin"))]
-    found = [folder / "cuobjdump" for folder in folders if (folder / "cuobjdump").exists()]
-    return next(iter(found), shutil.which("cuobjdump"))
+    found = [folder / name for folder in folders if (folder / name).exists()] or [shutil.which(name)]
+    if found[0] is None:
+        pytest.skip(f"no {name}: neither in a toolkit nor as the wheel nvidia-cuda-{name}")
+    return Path(found[0])
 
 
 def cuobjdump(*options):
-    tool = find_cuobjdump()
-    if tool is None:
-        pytest.skip("no cuobjdump: neither in a toolkit nor as the wheel nvidia-cuda-cuobjdump")
-    return subprocess.run([tool, *options, LIBRARY], capture_output=True, text=True, check=True).stdout
+    environment = dict(os.environ)
+    if "-sass" in options:  # needs nvdisasm, on the PATH
+        environment["PATH"] = f"{find_tool('nvdisasm').parent}{os.pathsep}{environment.get('PATH', '')}"
+    command = [find_tool("cuobjdump"), *options, LIBRARY]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
 
 
 def compiled_archs():
@@ -73,7 +77,6 @@ def test_every_device_function_of_core_is_compiled():
 
 
 @needs_nvcc
-@pytest.mark.skipif(not any(ROOT.glob("csrc/*/*.cu")), reason="no CUDA engine yet")
 @pytest.mark.skipif(os.environ.get("CUDNN_GROUPED_BUILD_CUDA") == "0", reason="CUDNN_GROUPED_BUILD_CUDA=0")
 def test_library_is_built():
     assert LIBRARY.exists(), "nvcc is here: the build should have made it"
@@ -86,9 +89,65 @@ def test_library_holds_the_architectures_asked_for():
     assert compiled == {"sm_" + arch.rstrip("f") for archs in compiled_archs().values() for arch in archs}
 
 
+def resources():
+    """(kernel, registers, stack, static shared memory, local memory) of every kernel, for each architecture."""
+    usage = re.findall(r"Function (\S+):\n\s*REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", cuobjdump("-res-usage"))
+    return [(kernel, *map(int, numbers)) for kernel, *numbers in usage]
+
+
 @needs_library
 def test_no_kernel_spills():
-    usage = re.findall(r"Function (\S+):\n\s*REG:\d+ STACK:(\d+).* LOCAL:(\d+)", cuobjdump("-res-usage"))
+    usage = resources()
     assert usage or not {"sm90", "sm100"} & set(compiled_archs())
     # A spill counts as STACK, as does an array that the compiler could not keep in registers.
-    assert [kernel for kernel, stack, local in usage if int(stack) or int(local)] == []
+    assert [kernel for kernel, _, stack, _, local in usage if stack or local] == []
+
+
+# Hopper ----------------------------------------------------------------------------------------------------------
+
+needs_hopper = pytest.mark.skipif(
+    not LIBRARY.exists() or "sm90" not in compiled_archs(), reason="built without code for compute capability 9.0"
+)
+WGMMA, TMA_LOAD, TMA_STORE = "HGMMA", "UTMALDG", "UTMASTG"  # their names in SASS
+# Of the GEMM kernels, by a part of their mangled names: their epilogue's name, or their own.
+INSTRUCTIONS = {
+    "Staged": {WGMMA, TMA_LOAD, TMA_STORE},
+    "Quantised": {WGMMA, TMA_LOAD, TMA_STORE},
+    "Direct": {WGMMA, TMA_LOAD},
+    "weight_gradient_kernel": {WGMMA, TMA_LOAD},
+}
+LAUNCH_REGISTERS = 504 // 3  # of a thread; setmaxnreg shares those of three warpgroups out
+RESERVED_SHARED_BYTES = 1024  # of each block, by CUDA
+
+
+def gemm_kind(kernel):
+    """The key of INSTRUCTIONS, None of another kernel."""
+    if not re.match(r"_ZN13cudnn_grouped4sm90.*\d(grouped_gemm|weight_gradient_kernel)", kernel):
+        return None
+    epilogue = re.search(r"12grouped_gemmINS0_\d+(\w+?)I", kernel)  # its template argument
+    return epilogue[1] if epilogue else "weight_gradient_kernel"
+
+
+@needs_hopper
+def test_gemm_kernels_have_the_instructions_of_hopper():
+    _, *parts = re.split(r"^\s*Function : (\S+)$", cuobjdump("-sass", "-arch", "sm_90a"), flags=re.MULTILINE)
+    kernels = {name: code for name, code in zip(parts[::2], parts[1::2]) if gemm_kind(name)}
+    assert {gemm_kind(name) for name in kernels} == set(INSTRUCTIONS)
+    for name, code in kernels.items():
+        found = {instruction for instruction in (WGMMA, TMA_LOAD, TMA_STORE) if f" {instruction}." in code}
+        assert found == INSTRUCTIONS[gemm_kind(name)], name
+
+
+@needs_hopper
+def test_gemm_kernels_fit_a_multiprocessor():
+    usage = [entry for entry in resources() if gemm_kind(entry[0])]
+    assert {gemm_kind(entry[0]) for entry in usage} == set(INSTRUCTIONS)
+    assert [kernel for kernel, registers, *_ in usage if registers > LAUNCH_REGISTERS] == []
+    # All of their shared memory is dynamic. No cubin has its size: each kernel's is held to kSharedBytes as it compiles.
+    assert [kernel for kernel, _, _, shared, _ in usage if shared > RESERVED_SHARED_BYTES] == []
+    sources = {
+        name: (ROOT / "csrc/sm90" / name).read_text() for name in ("mainloop.h", "grouped_gemm.h", "weight_gradient.cu")
+    }
+    most = int(re.search(r"kSharedBytes = (\d+);", sources.pop("mainloop.h"))[1])
+    assert most + RESERVED_SHARED_BYTES <= 228 * 1024
+    assert all("static_assert(kBytes <= kSharedBytes);" in text for text in sources.values())

@@ -2,15 +2,7 @@
 
 namespace cudnn_grouped::sm90 {
 
-// The forward without extras would spill: it runs as the one with them.
-ActivationKernels const& geglu_kernels() {
-  static constexpr ActivationKernels table = [] {
-    auto forward = direction_of<Forward<GeGLU<false>>>();
-    forward.staged = forward.staged_with_extras;
-    return ActivationKernels{direction_of<Backward<GeGLU<false>>>(), forward, dact<GeGLU<false>>()};
-  }();
-  return table;
-}
+ActivationKernels const& geglu_kernels() { return kernels_of<GeGLU<false>>(); }
 
 // Only the BF16 page's backward has it.
 ActivationKernels const& geglu_by_value_kernels() {
