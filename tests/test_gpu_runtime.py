@@ -488,3 +488,20 @@ def test_bad_offsets_are_errors_where_they_are_validated():
 def test_validation_is_refused_in_a_capture():
     code = "import pytest, torch; pytest.raises(RuntimeError, t.Graph, t.make('mm'))"
     in_a_process(code, CUDNN_GROUPED_VALIDATE="1")
+
+
+# Addresses -------------------------------------------------------------------------------------------------------
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", ["srelu", "glu_bf16"])
+def test_bias_at_an_odd_address(name):
+    """An FP32 bias need only be aligned to its 4 bytes."""
+    call = make(name)
+    want = bits(call())
+    bias = call.arguments["bias"]
+    assert bias.dtype == torch.float32
+    room = torch.empty(bias.numel() + 1, device=DEVICE)
+    assert room.data_ptr() % 8 == 0
+    call.arguments["bias"] = room[1:].view(bias.shape).copy_(bias)
+    assert same(call(), want)

@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
+
 #include "../core/device_values.h"
 #include "../core/scale_layout.h"
 
@@ -49,12 +51,14 @@ std::vector<int64_t> contiguous_strides(std::vector<int64_t> const& sizes) {
 // loads torch's libraries out of the global scope: the library is found by its own name.
 void* current_cuda_stream(int device_index) {
   using Getter = AOTITorchError (*)(int32_t, void**);
-  static Getter const getter = [] {
+  static std::atomic<Getter> found{nullptr};
+  Getter getter = found.load(std::memory_order_relaxed);
+  if (!getter) {
     void* const library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
-    return reinterpret_cast<Getter>(library ? dlsym(library, "aoti_torch_get_current_cuda_stream") : nullptr);
-  }();
-  if (!getter)
-    throw std::runtime_error("torch's current CUDA stream was not found: expected libtorch_cuda.so to be loaded");
+    getter = reinterpret_cast<Getter>(library ? dlsym(library, "aoti_torch_get_current_cuda_stream") : nullptr);
+    if (!getter) throw std::runtime_error("torch's current CUDA stream: expected libtorch_cuda.so to be loaded");
+    found.store(getter, std::memory_order_relaxed);
+  }
   void* stream = nullptr;
   TORCH_ERROR_CODE_CHECK(getter(device_index, &stream));
   return stream;

@@ -3,8 +3,8 @@
 namespace cudnn_grouped {
 namespace {
 
-std::vector<Engine>& registry() {
-  static std::vector<Engine> engines;
+std::deque<Engine>& registry() {
+  static std::deque<Engine> engines;
   return engines;
 }
 
@@ -25,7 +25,7 @@ std::string Device::text() const {
 
 void register_engine(Engine const& engine) { registry().push_back(engine); }
 void register_capability_query(int (*capability)(int)) { capability_query = capability; }
-std::vector<Engine> const& engines() { return registry(); }
+std::deque<Engine> const& engines() { return registry(); }
 
 Engine const* engine_for_capability(int capability) {
   for (Engine const& engine : registry()) {

@@ -1,6 +1,7 @@
 // What an engine is, and which engine serves a device.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <string>
 #include <vector>
@@ -36,7 +37,7 @@ struct Engine {
 // A CUDA library adds its engines when it is loaded, with a function that reads a device's capability.
 CG_API void register_engine(Engine const& engine);
 CG_API void register_capability_query(int (*capability)(int device_index));
-CG_API std::vector<Engine> const& engines();
+CG_API std::deque<Engine> const& engines();  // references to them stay valid
 
 // The engine that serves a device, or null and the reason.
 CG_API Engine const* engine_for(Device device, std::string& why);

@@ -31,7 +31,8 @@ inline OperandFormat operand_format(DType d) {
 // Offsets are multiples of this (m_aligned), so no M tile of any engine straddles two experts.
 inline constexpr int64_t kRowAlignment = 256;
 inline constexpr int64_t kMaxExperts = 1024;
-inline constexpr int64_t kQuantBlock = 32;      // block length of the quantised outputs
+inline constexpr int64_t kMaxRows = (int64_t(1) << 31) - (1 << 17);  // offsets are int32, and so are loops over rows
+inline constexpr int64_t kQuantBlock = 32;                           // block length of the quantised outputs
 inline constexpr int64_t kInterleave = 32;      // gate and up alternate in blocks of this many columns
 inline constexpr int64_t kDbiasSlotRows = 128;  // rows behind one slot of the documented dbias workspace
 

@@ -86,6 +86,7 @@ void Validator::sizes() {
     fail(a_name(), has_weights() ? "shape (M, K, 1) or (M, K)" : "shape (M, N, 1) or (M, N)", shape_text(in.a));
   }
   out.m = in.a.size[0];
+  if (out.m > kMaxRows) fail(a_name(), "at most " + std::to_string(kMaxRows) + " rows", std::to_string(out.m));
   if (out.m % kRowAlignment) {
     fail(a_name(), "M, its number of rows, a multiple of 256", std::to_string(out.m),
          "pad each expert's rows to a multiple of 256");

@@ -15,6 +15,13 @@ float Validator::positive(char const* name, double value) const {
   return finite(name, value);
 }
 
+// Engines may divide by its reciprocal, which between the bounds is no FP32 subnormal.
+float Validator::divisor(char const* name, double value) const {
+  float const number = positive(name, value);
+  if (number < 0x1p-126f || number > 0x1p126f) fail(name, "a number from 2^-126 to 2^126", text_of(value));
+  return number;
+}
+
 void Validator::activation() {
   out.alpha_squared = in.operation == Operation::dglu;
   out.epilogue_op = EpilogueOp::identity;
@@ -62,7 +69,7 @@ void Validator::clamp_and_betas() {
     if (in.c_role != "grad_output" && in.c_role != "preactivation") {
       fail("c_role", "\"grad_output\" or \"preactivation\"", '"' + in.c_role + '"');
     }
-    float const clamp = in.tanh_clamp_scale ? positive("tanh_clamp_scale", *in.tanh_clamp_scale) : 0.f;
+    float const clamp = in.tanh_clamp_scale ? divisor("tanh_clamp_scale", *in.tanh_clamp_scale) : 0.f;
     bool const preactivation = in.c_role == "preactivation" || in.operation == Operation::dact;
     out.srelu = {clamp, preactivation};
     out.clamped_srelu = {clamp, preactivation};
@@ -89,7 +96,7 @@ void Validator::clamp_and_betas() {
     out.geglu_by_value = {out.geglu.alpha, out.geglu.clamp_max, out.geglu.clamp_min, offset};
     if (by_value) out.activation = Activation::geglu_by_value;
   } else if (out.activation == Activation::situglu) {
-    out.situglu = {positive("situ_beta1", in.situ_beta1), positive("situ_beta2", in.situ_beta2)};
+    out.situglu = {divisor("situ_beta1", in.situ_beta1), divisor("situ_beta2", in.situ_beta2)};
   }
 }
 

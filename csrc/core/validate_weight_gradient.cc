@@ -81,6 +81,9 @@ void run(WeightGradientArguments const& in, WeightGradient& out) {
   if (in.b.rank != 2) fail("b", "shape (T, n)", shape_text(in.b));
   out.device = in.a.device;
   out.tokens = in.a.size[1] * (is_fp4(in.a.dtype) ? 2 : 1);
+  if (out.tokens > kMaxRows) {
+    fail("a", "at most " + std::to_string(kMaxRows) + " tokens", std::to_string(out.tokens));
+  }
   if (out.tokens % kRowAlignment) fail("a", "T, its tokens, a multiple of 256", std::to_string(out.tokens));
   out.a = operand("a", check("a", in.a), in.a, false, out.tokens);
   out.b = operand("b", check("b", in.b), in.b, true, out.tokens);

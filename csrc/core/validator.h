@@ -55,6 +55,7 @@ class Validator {
   void scheduling();
   float finite(char const* name, double value) const;
   float positive(char const* name, double value) const;
+  float divisor(char const* name, double value) const;
 
   // validate_weights.cc
   void weight_mode();

@@ -10,6 +10,7 @@ namespace cudnn_grouped::cuda {
 
 inline void check(cudaError_t error, char const* what) {
   if (error == cudaSuccess) return;
+  cudaGetLastError();  // else the next launch would report it again
   throw std::runtime_error(std::string("CUDA: ") + what + " failed: " + cudaGetErrorString(error));
 }
 

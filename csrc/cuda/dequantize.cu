@@ -118,7 +118,7 @@ void reduce_dbias(DbiasReduction const& r, Launch const& launch) {
   if (r.columns == 0 || r.experts == 0) return;
   dim3 const grid(unsigned(ceil_div<int64_t>(r.columns, kThreads)), unsigned(r.experts));
   sum_slots<<<grid, kThreads, 0, static_cast<cudaStream_t>(launch.stream)>>>(r);
-  check(cudaGetLastError(), "launch of the dequantiser");
+  check(cudaGetLastError(), "launch of the bias sums");
 }
 
 }  // namespace cudnn_grouped::cuda

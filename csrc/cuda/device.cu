@@ -11,24 +11,24 @@ namespace {
 
 int capability_of(int device_index) {
   int major = 0, minor = 0;
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device_index);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device_index);
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device_index), "cudaDeviceGetAttribute");
+  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device_index), "cudaDeviceGetAttribute");
   return major * 10 + minor;
 }
 
 bool read(void* to, void const* from, int64_t bytes, int device_index, void* handle) {
   cudaStream_t const stream = static_cast<cudaStream_t>(handle);
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
-  if (status != cudaStreamCaptureStatusNone) return false;
   int before = 0;
   check(cudaGetDevice(&before), "cudaGetDevice");
   check(cudaSetDevice(device_index), "cudaSetDevice");
-  cudaError_t error = cudaMemcpyAsync(to, from, size_t(bytes), cudaMemcpyDeviceToHost, stream);
-  if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  cudaError_t error = cudaStreamIsCapturing(stream, &status);
+  bool const readable = status == cudaStreamCaptureStatusNone;
+  if (error == cudaSuccess && readable) error = cudaMemcpyAsync(to, from, size_t(bytes), cudaMemcpyDefault, stream);
+  if (error == cudaSuccess && readable) error = cudaStreamSynchronize(stream);
   check(cudaSetDevice(before), "cudaSetDevice");
   check(error, "reading values for their checks");
-  return true;
+  return readable;
 }
 
 bool const registered = [] {

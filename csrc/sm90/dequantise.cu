@@ -165,10 +165,8 @@ struct TokenScales {
     if (token >= experts.rows()) return {nullptr, {}, 0};
     int64_t const rows = d.operand.rows;
     if (!d.discrete_scales) return {d.operand.scales, ScaleLayout::of(rows, d.tokens / block), 0};
-    // Offsets that are no multiple of 256 break the rules; rounded down, they stay within the scales.
-    auto whole = [](int64_t offset) { return offset / kRowAlignment * kRowAlignment; };
     int const expert = experts.of(int(token));
-    int64_t const start = whole(experts.start(expert)), end = whole(experts.end(expert));
+    int64_t const start = experts.start(expert), end = experts.end(expert);
     if (token < start || token >= end) return {nullptr, {}, 0};
     return {d.operand.scales + discrete_column_base(start, rows, block), ScaleLayout::of(rows, (end - start) / block),
             start};

@@ -1,5 +1,4 @@
-// The epilogue for every other pair of dtypes of C and D, and for dact: values move between registers and global
-// memory.
+// The epilogue for every other pair of dtypes of C and D: values move between registers and global memory.
 #pragma once
 
 #include "epilogue.h"

@@ -58,8 +58,7 @@ Kernel kernel_of(GroupedGemm const& p) {
   auto const& kernels = kernels_of(p.activation);
   if (p.operation == Operation::dact) return kernels.dact;
   auto const& direction = p.forward() ? kernels.forward : kernels.backward;
-  bool const extras =
-      p.amax || p.has_amax() || p.dbias || p.dbias_slots || p.bias || p.epilogue_op != EpilogueOp::identity;
+  bool const extras = p.amax || p.dbias || p.dbias_slots || p.bias || p.epilogue_op != EpilogueOp::identity;
   if (p.d_dtype == DType::float8_e5m2) return direction.e5m2_any_c;
   if (p.d_dtype == DType::float8_e4m3fn) {
     if (!stages_c(p) && !p.forward()) return direction.e4m3_any_c;
@@ -90,14 +89,16 @@ struct Workspace {
     b = p.block_scaled() ? arena.take<__nv_bfloat16>(p.experts * padded_n(p) * p.k) : nullptr;
     dprob = p.forward() ? nullptr : arena.take<float>(ceil_div<int64_t>(p.n, kernel_of(p).tile_n) * p.m);
     dbias = p.dbias || p.dbias_slots ? arena.take<float>(p.m / kSlotRows * p.d_columns()) : nullptr;
-    bias = p.bias && p.bias_dtype != DType::float32 ? arena.take<float>(p.experts * p.n) : nullptr;
+    // Read as aligned pairs of FP32.
+    bool const as_is = p.bias_dtype == DType::float32 && reinterpret_cast<uintptr_t>(p.bias) % 8 == 0;
+    bias = p.bias && !as_is ? arena.take<float>(p.experts * p.n) : nullptr;
     bytes = arena.used();
   }
   // A permuted tile takes whole units of 32 rows of B.
   static int64_t padded_n(GroupedGemm const& p) { return ceil_div<int64_t>(p.n, 32) * 32; }
 };
 
-int64_t workspace_bytes(GroupedGemm const& p, int) { return Workspace(p, nullptr).bytes; }
+int64_t workspace_bytes(GroupedGemm const& p, int) { return p.m ? Workspace(p, nullptr).bytes : 0; }
 
 void dequantise_operands(GroupedGemm const& p, Workspace const& w, int64_t const* pointers,
                          int64_t const* scale_pointers, cudaStream_t stream) {

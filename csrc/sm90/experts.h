@@ -6,6 +6,8 @@
 
 namespace cudnn_grouped::sm90 {
 
+inline constexpr int kSlotRows = 32;  // rows behind one slot of dbias: a warp's
+
 struct Experts {
   int32_t const* offsets;  // null: one expert owns all rows
   int count, m;

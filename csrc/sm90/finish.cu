@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(256) finish_kernel(__grid_constant__ Finish co
 __global__ void __launch_bounds__(1024) bias_kernel(__grid_constant__ BiasSums const p) {
   __shared__ float partial[32][33];
   int const expert = blockIdx.y, column = blockIdx.x * 32 + threadIdx.x, line = threadIdx.y;
-  int const first = p.experts.start(expert) / 32, last = p.experts.end(expert) / 32;
+  int const first = p.experts.start(expert) / kSlotRows, last = p.experts.end(expert) / kSlotRows;
   float sum = 0.f;
   if (column < p.columns) {
     for (int slot = first + line; slot < last; slot += 32) sum += p.slots[slot * p.columns + column];
@@ -73,16 +73,23 @@ __global__ void __launch_bounds__(256) documented_bias_kernel(__grid_constant__ 
   int64_t const count = p.experts.m / kDbiasSlotRows * p.columns, step = int64_t(gridDim.x) * blockDim.x;
   int64_t const used = p.experts.rows() / kDbiasSlotRows * p.columns;
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
-    float const* slot = p.slots + i / p.columns * 4 * p.columns + i % p.columns;
+    constexpr int kParts = int(kDbiasSlotRows) / kSlotRows;
+    float const* slot = p.slots + i / p.columns * kParts * p.columns + i % p.columns;
     float sum = 0.f;
-    for (int part = 0; part < 4 && i < used; ++part) sum += slot[part * p.columns];
+    for (int part = 0; part < kParts && i < used; ++part) sum += slot[part * p.columns];
     p.documented[i] = uint16_t(encode_bf16(sum));
   }
 }
 
-__global__ void __launch_bounds__(256) widen_kernel(uint16_t const* from, bool is_bf16, float* to, int64_t count) {
+__global__ void __launch_bounds__(256) widen_kernel(void const* from, DType dtype, float* to, int64_t count) {
   int64_t const i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i < count) to[i] = is_bf16 ? decode_bf16(from[i]) : decode_fp16(from[i]);
+  if (i >= count) return;
+  if (dtype == DType::float32) {
+    to[i] = static_cast<float const*>(from)[i];
+  } else {
+    uint32_t const half = static_cast<uint16_t const*>(from)[i];
+    to[i] = dtype == DType::bfloat16 ? decode_bf16(half) : decode_fp16(half);
+  }
 }
 
 struct Addresses {
@@ -98,10 +105,11 @@ __global__ void map_kernel(__grid_constant__ CUtensorMap const map, __grid_const
   __shared__ alignas(128) cute::TmaDescriptor copy;
   int const expert = blockIdx.x;
   int64_t const address = experts.start(expert) < experts.end(expert) ? addresses[expert] : 0;
-  CUtensorMap const& from = address ? map : none;
+  bool const usable = address && address % 16 == 0;
+  CUtensorMap const& from = usable ? map : none;
   reinterpret_cast<uint32_t*>(&copy)[threadIdx.x] = reinterpret_cast<uint32_t const*>(&from)[threadIdx.x];
   __syncwarp();
-  if (threadIdx.x == 0 && address) {
+  if (threadIdx.x == 0 && usable) {
     cute::tma_descriptor_replace_addr_in_shared_mem(copy, reinterpret_cast<void const*>(address));
   }
   __syncwarp();
@@ -121,8 +129,7 @@ void sum_bias(BiasSums const& p, cudaStream_t stream) {
 }
 
 void widen(void const* from, DType dtype, float* to, int64_t count, cudaStream_t stream) {
-  cuda::launch(widen_kernel, unsigned(ceil_div<int64_t>(count, 256)), 256, 0, stream,
-               static_cast<uint16_t const*>(from), dtype == DType::bfloat16, to, count);
+  cuda::launch(widen_kernel, unsigned(ceil_div<int64_t>(count, 256)), 256, 0, stream, from, dtype, to, count);
 }
 
 void write_addresses(std::vector<int64_t> const& addresses, int64_t* to, cudaStream_t stream) {

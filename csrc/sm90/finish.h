@@ -38,13 +38,13 @@ struct BiasSums {
 };
 void sum_bias(BiasSums const&, cudaStream_t);
 
-// FP16 or BF16 values to FP32.
+// FP32, FP16 or BF16 values to FP32.
 void widen(void const* from, DType dtype, float* to, int64_t count, cudaStream_t);
 
 // Host addresses to device memory, by kernel arguments: nothing that a stream capture could not hold.
 void write_addresses(std::vector<int64_t> const& addresses, int64_t* to, cudaStream_t);
 
-// maps[g] = the map with expert g's address; `none` for an expert without rows or with a null address.
+// maps[g] = the map with expert g's address; `none` for an expert without rows or without a usable address.
 void make_expert_maps(CUtensorMap const& map, CUtensorMap const& none, int64_t const* addresses, Experts const&,
                       CUtensorMap* maps, cudaStream_t);
 

@@ -35,8 +35,6 @@ struct Arguments {
   Activation activation;
 };
 
-inline constexpr int kSlotRows = 32;  // rows behind one slot of dbias: a warp's
-
 struct Tile {
   int m, n, n_tile, expert;
 };

@@ -15,7 +15,7 @@ struct Backward {
   static constexpr bool kForward = false;
   static constexpr int kWidth = Activation::kWidth, kGroups = 2 / kWidth;
   static constexpr int kAccUnits = kGroups, kDUnits = 2;  // of a chunk
-  static constexpr bool kHasBias = kWidth == 1;           // dglu has none; dact is Direct's
+  static constexpr bool kHasBias = kWidth == 1;           // dglu has none
   static constexpr int kInputs = 1, kOutputs = kWidth;    // accumulators and values of D of one element
 };
 
@@ -61,7 +61,7 @@ __device__ __forceinline__ void apply(Arguments<typename Step::Activation> const
   }
 }
 
-// Two neighbouring values of a tensor of any dtype.
+// Two neighbouring values of a C, D or GEMM value of any dtype; the kernel does not write to what is loaded so.
 CG_DEVICE float2 load_pair(DType dtype, void const* base, int64_t at) {
   switch (dtype) {
     case DType::float32:
@@ -103,13 +103,13 @@ template <class Step>
 __device__ __forceinline__ void load_bias(Params const& p, int expert, int column, float (&bias)[2][Step::kInputs]) {
 #pragma unroll
   for (int w = 0; w < Step::kInputs; ++w) {
-    float2 const pair = __ldg(
-        reinterpret_cast<float2 const*>(p.bias + (uint32_t(expert) * uint32_t(p.n) + uint32_t(column + w * kUnit))));
+    float2 const pair = __ldg(reinterpret_cast<float2 const*>(
+        p.bias + (uint64_t(uint32_t(expert)) * uint32_t(p.n) + uint32_t(column + w * kUnit))));
     bias[0][w] = pair.x, bias[1][w] = pair.y;
   }
 }
 
-// Sums over the eight lanes that hold a column, for kCount columns; lane / 4 says which are left: kCount / 8 or one.
+// Sums over the eight lanes that hold a column, for kCount columns.
 template <int kCount>
 __device__ __forceinline__ void sum_rows(float (&v)[kCount]) {
 #pragma unroll

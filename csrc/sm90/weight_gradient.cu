@@ -54,28 +54,31 @@ __device__ __forceinline__ void load_tiles(WeightSchedule const& schedule, Weigh
   }
 }
 
+__device__ __forceinline__ float value_at(DType dtype, void const* out, int64_t at) {
+  if (dtype == DType::float32) return static_cast<float const*>(out)[at];
+  uint32_t const half = static_cast<uint16_t const*>(out)[at];
+  return dtype == DType::bfloat16 ? decode_bf16(half) : decode_fp16(half);
+}
+
 // One or two neighbouring values of `out`, the sum of what it held and v, or v.
 template <bool kPairs>
 __device__ __forceinline__ void write_values(WeightTiles const& p, void* out, int64_t at, float (&v)[2], bool second) {
   if constexpr (kPairs) {
     if (p.accumulate) {
-      float2 const old = load_pair(p.out_dtype, out, at);
-      v[0] += old.x, v[1] += old.y;
+#pragma unroll
+      for (int e = 0; e < 2; ++e) v[e] += value_at(p.out_dtype, out, at + e);
     }
     store_pair(p.out_dtype, out, at, v[0], v[1]);
-    return;
-  }
+  } else {
 #pragma unroll 1
-  for (int e = 0; e < (second ? 2 : 1); ++e) {
-    float const value = e ? v[1] : v[0];
-    if (p.out_dtype == DType::float32) {
-      float& to = static_cast<float*>(out)[at + e];
-      to = p.accumulate ? to + value : value;
-    } else {
-      bool const bf16 = p.out_dtype == DType::bfloat16;
-      uint16_t& to = static_cast<uint16_t*>(out)[at + e];
-      float const old = bf16 ? decode_bf16(to) : decode_fp16(to), sum = p.accumulate ? old + value : value;
-      to = uint16_t(bf16 ? encode_bf16(sum) : encode_fp16(sum));
+    for (int e = 0; e < (second ? 2 : 1); ++e) {
+      float const value = (e ? v[1] : v[0]) + (p.accumulate ? value_at(p.out_dtype, out, at + e) : 0.f);
+      if (p.out_dtype == DType::float32) {
+        static_cast<float*>(out)[at + e] = value;
+      } else {
+        uint32_t const half = p.out_dtype == DType::bfloat16 ? encode_bf16(value) : encode_fp16(value);
+        static_cast<uint16_t*>(out)[at + e] = uint16_t(half);
+      }
     }
   }
 }
