@@ -370,7 +370,11 @@ for bases in ("S8 G8",):
 
 # Options
 row("S8", "c_role", put(c_role="saved"))
-for value in (0.0, -1.0, float("nan"), float("inf"), 1e38, 1e-38):
+for value in (1e38, 1e-38):  # no FP32 reciprocal
+    row("S8", "tanh_clamp_scale", put(tanh_clamp_scale=value))
+    row("G8", "situ_beta1", put(act_func="dsituglu", situ_beta1=value))
+    row("G8", "situ_beta2", put(act_func="dsituglu", situ_beta2=value))
+for value in (0.0, -1.0, float("nan"), float("inf")):
     row("S8", "tanh_clamp_scale", put(tanh_clamp_scale=value))
     row("G8", "situ_beta1", put(act_func="dsituglu", situ_beta1=value))
     row("G8", "situ_beta2", put(act_func="dsituglu", situ_beta2=value))
@@ -406,7 +410,7 @@ row("SP GP", "sfb_ptrs[0]", fill("sfb_ptrs", 0, 0))
 row("SP GP", "b_ptrs[0]", lambda a: a.update(b_ptrs=a["b_ptrs"] + torch.tensor([8, 0])))
 row("SP GP", "sfb_ptrs[1]", lambda a: a.update(sfb_ptrs=a["sfb_ptrs"] + torch.tensor([0, 4])))
 
-for value in (0.0, -1.0, float("nan"), float("inf"), 1e38, 1e-38):
+for value in (0.0, -1.0, float("nan"), float("inf")):
     row("S8q G8q Soq Goq", "norm_const", put(norm_const=torch.tensor([value])))
 
 # Overlaps
