@@ -45,8 +45,8 @@ def merge(reports):
     for report in reports:
         rows |= {(r["section"], r["name"], r["format"], r["dbias"]): r for r in report["rows"]}
         host |= report["host_us"]
-    dates = sorted({report["date"] for report in reports})
-    return {**reports[-1], "date": ", ".join(dates), "rows": list(rows.values()), "host_us": host}
+    each = {key: ", ".join(sorted({str(report[key]) for report in reports})) for key in ("date", "seconds")}
+    return {**reports[-1], **each, "rows": list(rows.values()), "host_us": host}
 
 
 def print_row(row):
