@@ -9,8 +9,7 @@
 #include "../core/block_quantize.h"
 #include "../core/quantize_problem.h"
 #include "../core/scale_layout.h"
-
-#define CG_DEVICE static __device__ __forceinline__
+#include "inline.h"
 
 namespace cudnn_grouped::cuda {
 namespace {

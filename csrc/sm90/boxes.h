@@ -68,9 +68,9 @@ struct BoxWalk {
 // The mover's loop. A chunk takes one box; or, where Epilogue::two_boxes(), all of them: the first for C, the second
 // for D.
 template <class Epilogue>
-__device__ __forceinline__ void move_boxes(Params const& p, uint32_t m_tiles, Boxes<Epilogue::kBoxes> boxes) {
+__device__ __forceinline__ void move_boxes(Params const& p, uint32_t m_tiles_at, Boxes<Epilogue::kBoxes> boxes) {
   static_assert(Epilogue::kBoxes == 2);
-  Schedule<Epilogue::kN> const schedule(p, m_tiles);
+  Schedule<Epilogue::kN> const schedule(p, m_tiles_at);
   BoxWalk<Epilogue> walk(p, schedule, boxes.consumer);
   bool const two = Epilogue::two_boxes(p);
   int2 held[2] = {};  // column and row of what a box holds

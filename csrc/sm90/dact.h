@@ -10,7 +10,8 @@ namespace cudnn_grouped::sm90 {
 inline constexpr int kDactColumns = 64, kDactWarps = 4;
 
 template <class Activation>
-__global__ void __launch_bounds__(32 * kDactWarps) dact_kernel(__grid_constant__ Arguments<Activation> const args) {
+__global__ void __launch_bounds__(32 * kDactWarps)
+    dact_kernel(__grid_constant__ KernelArguments<Activation> const args) {
   using Step = Backward<Activation>;
   constexpr int kWidth = Step::kWidth;
   Params const& p = args.p;

@@ -7,8 +7,7 @@
 
 #include "../core/number_formats.h"
 #include "../core/scale_layout.h"
-
-#define CG_DEVICE static __device__ __forceinline__
+#include "../cuda/inline.h"
 
 namespace cudnn_grouped::sm90 {
 namespace {

@@ -12,7 +12,7 @@ struct Direct {
   static constexpr bool kInterleaved = false;
   static constexpr int kWidth = Step::kWidth, kChunk = Step::kAccUnits * kUnit;
 
-  CG_DEVICE void run(Arguments<typename Step::Activation> const& args, Tile const& tile, Accumulators<kN>& acc,
+  CG_DEVICE void run(KernelArguments<typename Step::Activation> const& args, Tile const& tile, Accumulators<kN>& acc,
                      Boxes<kBoxes>&, int warp, int lane) {
     Params const& p = args.p;
     Scalars const scalars(p, tile.expert);

@@ -18,10 +18,12 @@ inline constexpr auto kBF16 = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 inline constexpr auto kByte = CU_TENSOR_MAP_DATA_TYPE_UINT8;
 inline constexpr auto k128 = CU_TENSOR_MAP_SWIZZLE_128B;
 
-int multiprocessors() {
+// The current device's number of SMs. Binds its context to this thread: a new one has none, and tensor maps are the
+// driver's.
+int bind_device() {
   int device = 0, count = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaSetDevice(device), "cudaSetDevice");  // a new thread has no context yet, and tensor maps are the driver's
+  check(cudaSetDevice(device), "cudaSetDevice");
   check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
   return count;
 }
@@ -196,7 +198,7 @@ void run(GroupedGemm const& p, Launch const& launch) {
   cudaStream_t const stream = static_cast<cudaStream_t>(launch.stream);
   Workspace const w(p, launch.workspace);
   Kernel const kernel = kernel_of(p);
-  int const blocks = multiprocessors();
+  int const blocks = bind_device();
   if (w.b_addresses) write_addresses(p.b_list, w.b_addresses, stream);
   if (w.sfb_addresses) write_addresses(p.sfb_list, w.sfb_addresses, stream);
   int64_t const* pointers = w.b_addresses ? w.b_addresses : p.b_pointers;
@@ -258,7 +260,7 @@ CUtensorMap map_of_tokens(void const* data, WeightGradient const& p, WeightGradi
 void weight_gradient(WeightGradient const& p, Launch const& launch) {
   cudaStream_t const stream = static_cast<cudaStream_t>(launch.stream);
   WeightWorkspace const w(p, launch.workspace);
-  int const blocks = multiprocessors();
+  int const blocks = bind_device();
   std::vector<int64_t> addresses;
   for (void* out : p.out) addresses.push_back(reinterpret_cast<int64_t>(out));
   write_addresses(addresses, w.addresses, stream);

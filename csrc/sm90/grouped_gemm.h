@@ -18,10 +18,10 @@ struct SharedLayout {
 };
 
 template <class Epilogue>
-__device__ __forceinline__ void load_operands(Params const& p, uint32_t m_tiles,
+__device__ __forceinline__ void load_operands(Params const& p, uint32_t m_tiles_at,
                                               Ring<Epilogue::kN, Epilogue::kStages> ring) {
   constexpr int kN = Epilogue::kN;
-  Schedule<kN> const schedule(p, m_tiles);
+  Schedule<kN> const schedule(p, m_tiles_at);
   int acquired = -1;
   for (int index = blockIdx.x; index < schedule.count; index += gridDim.x) {
     Tile const tile = schedule.at(index);
@@ -53,14 +53,15 @@ __device__ __forceinline__ void load_operands(Params const& p, uint32_t m_tiles,
 }
 
 template <class Epilogue>
-__device__ __forceinline__ void consume(Arguments<typename Epilogue::Step::Activation> const& args, uint32_t m_tiles,
-                                        Ring<Epilogue::kN, Epilogue::kStages> ring, Boxes<Epilogue::kBoxes> boxes) {
+__device__ __forceinline__ void consume(KernelArguments<typename Epilogue::Step::Activation> const& args,
+                                        uint32_t m_tiles_at, Ring<Epilogue::kN, Epilogue::kStages> ring,
+                                        Boxes<Epilogue::kBoxes> boxes) {
   Params const& p = args.p;
   int const warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, consumer = boxes.consumer;
   int const k_tiles = ceil_div(p.k, kTileK);
   if (consumer == 1) give_turn(1);
   for (int turn = consumer;; turn += kConsumers) {
-    Schedule<Epilogue::kN> const schedule(p, m_tiles);
+    Schedule<Epilogue::kN> const schedule(p, m_tiles_at);
     int const index = blockIdx.x + turn * gridDim.x;
     if (index >= schedule.count) return;
     Tile const tile = schedule.at(index);
@@ -80,18 +81,18 @@ __device__ __forceinline__ void consume(Arguments<typename Epilogue::Step::Activ
 
 template <class Epilogue>
 __global__ void __launch_bounds__(kThreads, 1)
-    grouped_gemm(__grid_constant__ Arguments<typename Epilogue::Step::Activation> const args) {
+    grouped_gemm(__grid_constant__ KernelArguments<typename Epilogue::Step::Activation> const args) {
   alignas(1024) extern __shared__ uint8_t shared[];  // the 128-byte swizzle repeats every 1024 bytes
   using Layout = SharedLayout<Epilogue>;
   uint32_t const base = ptx::shared_address(shared), barriers = base + Layout::kBarriers;
-  uint32_t const m_tiles = base + Layout::kMTiles;
+  uint32_t const m_tiles_at = base + Layout::kMTiles;
   typename Layout::RingT const ring{base, barriers};
   typename Layout::BoxesT boxes{base + Layout::RingT::kBytes, barriers + 8 * 2 * Epilogue::kStages, 0};
   if (threadIdx.x == 0) {
     ring.init();
     boxes.init();
     ptx::barrier_init_fence();
-    ptx::store_shared_4(m_tiles, args.p.experts.rows() / kTileM);
+    ptx::store_shared_4(m_tiles_at, args.p.experts.rows() / kTileM);
   }
   __syncthreads();
   auto const uniform_warp = [] { return __shfl_sync(~0u, threadIdx.x / 32, 0); };
@@ -99,16 +100,16 @@ __global__ void __launch_bounds__(kThreads, 1)
     ptx::fewer_registers<kProducerRegisters>();
     int const warp = uniform_warp();
     if (warp == 0) {
-      if (ptx::elect()) load_operands<Epilogue>(args.p, m_tiles, ring);
+      if (ptx::elect()) load_operands<Epilogue>(args.p, m_tiles_at, ring);
     } else if constexpr (Epilogue::kBoxes > 0) {
       boxes.consumer = warp - 1;
-      if (warp <= kConsumers && ptx::elect()) move_boxes<Epilogue>(args.p, m_tiles, boxes);
+      if (warp <= kConsumers && ptx::elect()) move_boxes<Epilogue>(args.p, m_tiles_at, boxes);
     }
     __syncwarp();
   } else {
     ptx::more_registers<kConsumerRegisters>();
     boxes.consumer = uniform_warp() / 4 - 1;
-    consume<Epilogue>(args, m_tiles, ring, boxes);
+    consume<Epilogue>(args, m_tiles_at, ring, boxes);
   }
 }
 

@@ -37,14 +37,14 @@ template <class Epilogue>
 void launch(GroupedGemm const& problem, Params const& p, int blocks, cudaStream_t stream) {
   using Activation = typename Epilogue::Step::Activation;
   allow_shared_memory<&grouped_gemm<Epilogue>>(SharedLayout<Epilogue>::kBytes);
-  Arguments<Activation> const arguments{p, activation_of(problem, static_cast<Activation*>(nullptr))};
+  KernelArguments<Activation> const arguments{p, activation_of(problem, static_cast<Activation*>(nullptr))};
   cuda::launch(grouped_gemm<Epilogue>, blocks, kThreads, SharedLayout<Epilogue>::kBytes, stream, arguments);
 }
 
 // `blocks` of the table is for persistent kernels.
 template <class Activation>
 void launch_dact(GroupedGemm const& problem, Params const& p, int, cudaStream_t stream) {
-  Arguments<Activation> const arguments{p, activation_of(problem, static_cast<Activation*>(nullptr))};
+  KernelArguments<Activation> const arguments{p, activation_of(problem, static_cast<Activation*>(nullptr))};
   int64_t const blocks = p.experts.m / (kSlotRows * kDactWarps) * int64_t(ceil_div(p.n, kDactColumns));
   cuda::launch(dact_kernel<Activation>, unsigned(blocks), 32 * kDactWarps, 0, stream, arguments);
 }

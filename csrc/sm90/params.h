@@ -30,7 +30,7 @@ struct Params {
 };
 
 template <class Activation>
-struct Arguments {
+struct KernelArguments {
   Params p;
   Activation activation;
 };

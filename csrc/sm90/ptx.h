@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#define CG_DEVICE static __device__ __forceinline__
+#include "../cuda/inline.h"
 
 namespace cudnn_grouped::sm90::ptx {
 

@@ -173,7 +173,7 @@ struct Quantised {
     }
   }
 
-  CG_DEVICE void run(Arguments<typename Step::Activation> const& args, Tile const& tile, Accumulators<kN>& acc,
+  CG_DEVICE void run(KernelArguments<typename Step::Activation> const& args, Tile const& tile, Accumulators<kN>& acc,
                      Boxes<kBoxes>& boxes, int warp, int lane) {
     Params const& p = args.p;
     Scalars const scalars(p, tile.expert);

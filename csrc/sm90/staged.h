@@ -21,7 +21,7 @@ struct Staged {
     ptx::store_once(&p.d, box, Step::kForward ? column / kWidth : column * kWidth, row);
   }
 
-  CG_DEVICE void run(Arguments<typename Step::Activation> const& args, Tile const& tile, Accumulators<kN>& acc,
+  CG_DEVICE void run(KernelArguments<typename Step::Activation> const& args, Tile const& tile, Accumulators<kN>& acc,
                      Boxes<kBoxes>& boxes, int warp, int lane) {
     Params const& p = args.p;
     Scalars const scalars(p, tile.expert);

@@ -42,7 +42,7 @@ struct Scalars {
 
 // One element. acc: kInputs accumulators; c: kWidth values, read by the backward and written by the forward.
 template <class Step, bool kWithBias>
-__device__ __forceinline__ void apply(Arguments<typename Step::Activation> const& args, Scalars const& s,
+__device__ __forceinline__ void apply(KernelArguments<typename Step::Activation> const& args, Scalars const& s,
                                       float const (&acc)[Step::kInputs], float const (&bias)[Step::kInputs], float prob,
                                       float (&c)[Step::kWidth], float (&d)[Step::kOutputs], float& dprob) {
   if constexpr (Step::kForward) {
