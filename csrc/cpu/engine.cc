@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "../core/arena.h"
 #include "../core/block_quantize.h"
 #include "../core/engine.h"
 #include "../core/scale_layout.h"
@@ -75,23 +76,6 @@ void on_workers(Launch const& launch, Body const& body) {
     body(worker);
   });
 }
-
-// A bump allocator over the caller's workspace; with no workspace it only counts.
-class Arena {
- public:
-  explicit Arena(void* base) : base_(static_cast<char*>(base)) {}
-  template <class T>
-  T* take(int64_t count) {
-    char* at = base_ ? base_ + used_ : nullptr;
-    used_ += ceil_div<int64_t>(count * int64_t(sizeof(T)), 256) * 256;
-    return reinterpret_cast<T*>(at);
-  }
-  int64_t used() const { return used_; }
-
- private:
-  char* base_;
-  int64_t used_ = 0;
-};
 
 struct Buffers {
   Partials partials;

@@ -1,5 +1,5 @@
 // dequantize, and the reduction of dbias slots.
-#include "check.h"
+#include "launch.h"
 #include "quantize.h"
 #include "quantize_tile.h"
 
@@ -79,8 +79,7 @@ void launch_kernel(QuantizeProblem const& p, cudaStream_t stream) {
   Tiles const t = Tiles::of(p, kTileRows, kTileColumns);
   if (t.count(p.batch) == 0) return;
   auto const kernel = t.aligned ? dequantise<Format, X, true> : dequantise<Format, X, false>;
-  kernel<<<t.count(p.batch), kThreads, 0, stream>>>(t, p.by_column);
-  check(cudaGetLastError(), "launch of the dequantiser");
+  launch(kernel, t.count(p.batch), kThreads, 0, stream, t, p.by_column);
 }
 
 template <class Format>
@@ -117,8 +116,7 @@ void dequantize(QuantizeProblem const& p, Launch const& launch) {
 void reduce_dbias(DbiasReduction const& r, Launch const& launch) {
   if (r.columns == 0 || r.experts == 0) return;
   dim3 const grid(unsigned(ceil_div<int64_t>(r.columns, kThreads)), unsigned(r.experts));
-  sum_slots<<<grid, kThreads, 0, static_cast<cudaStream_t>(launch.stream)>>>(r);
-  check(cudaGetLastError(), "launch of the bias sums");
+  cuda::launch(sum_slots, grid, kThreads, 0, static_cast<cudaStream_t>(launch.stream), r);
 }
 
 }  // namespace cudnn_grouped::cuda

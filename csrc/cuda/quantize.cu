@@ -1,6 +1,6 @@
 // quantize: a block of threads quantises the values behind one atom of scale factors, 128 lines of 4 blocks, so it
 // writes the atom whole, padding included. Memory bound: 16-byte loads, all of a thread's in flight at once.
-#include "check.h"
+#include "launch.h"
 #include "quantize.h"
 
 #include "quantize_tile.h"
@@ -198,8 +198,7 @@ void launch_kernel(QuantizeProblem const& p, cudaStream_t stream) {
   if (t.count(p.batch) == 0) return;
   auto const kernel = p.by_column ? (t.aligned ? quantise_columns<X, Kind, true> : quantise_columns<X, Kind, false>)
                                   : (t.aligned ? quantise_rows<X, Kind, true> : quantise_rows<X, Kind, false>);
-  kernel<<<t.count(p.batch), Kind::kThreads, 0, stream>>>(t);
-  check(cudaGetLastError(), "launch of the quantiser");
+  launch(kernel, t.count(p.batch), Kind::kThreads, 0, stream, t);
 }
 
 template <class X>

@@ -1,9 +1,9 @@
 // The Hopper engine: what it launches for a problem, and its entry in the dispatcher's table.
 #include "../core/engine.h"
 
+#include "../core/arena.h"
 #include "../core/scale_layout.h"
 #include "../cuda/quantize.h"
-#include "arena.h"
 #include "dequantise.h"
 #include "finish.h"
 #include "kernels.h"
@@ -81,7 +81,7 @@ struct Workspace {
   __nv_bfloat16 *a, *b;         // dequantised
   float *dprob, *dbias, *bias;  // bias: in FP32
 
-  Workspace(GroupedGemm const& p, void* base) {
+  Workspace(GroupedGemm const& p, Kernel const& kernel, void* base) {
     Arena arena(base);
     b_addresses = p.b_list.empty() ? nullptr : arena.take<int64_t>(p.experts);
     sfb_addresses = p.sfb_list.empty() ? nullptr : arena.take<int64_t>(p.experts);
@@ -89,7 +89,7 @@ struct Workspace {
     maps = discrete && !p.block_scaled() ? arena.take<CUtensorMap>(p.experts) : nullptr;
     a = p.block_scaled() ? arena.take<__nv_bfloat16>(p.m * p.k) : nullptr;
     b = p.block_scaled() ? arena.take<__nv_bfloat16>(p.experts * padded_n(p) * p.k) : nullptr;
-    dprob = p.forward() ? nullptr : arena.take<float>(ceil_div<int64_t>(p.n, kernel_of(p).tile_n) * p.m);
+    dprob = p.forward() ? nullptr : arena.take<float>(ceil_div<int64_t>(p.n, kernel.tile_n) * p.m);
     dbias = p.dbias || p.dbias_slots ? arena.take<float>(p.m / kSlotRows * p.d_columns()) : nullptr;
     // Read as aligned pairs of FP32.
     bool const as_is = p.bias_dtype == DType::float32 && reinterpret_cast<uintptr_t>(p.bias) % 8 == 0;
@@ -100,7 +100,7 @@ struct Workspace {
   static int64_t padded_n(GroupedGemm const& p) { return ceil_div<int64_t>(p.n, 32) * 32; }
 };
 
-int64_t workspace_bytes(GroupedGemm const& p, int) { return p.m ? Workspace(p, nullptr).bytes : 0; }
+int64_t workspace_bytes(GroupedGemm const& p, int) { return p.m ? Workspace(p, kernel_of(p), nullptr).bytes : 0; }
 
 void dequantise_operands(GroupedGemm const& p, Workspace const& w, int64_t const* pointers,
                          int64_t const* scale_pointers, cudaStream_t stream) {
@@ -155,7 +155,7 @@ CUtensorMap map_of_rows(void const* data, GroupedGemm const& p, int64_t columns,
 Params params_of(GroupedGemm const& p, Workspace const& w, Kernel const& kernel) {
   Params out{};
   out.experts = experts_of(p);
-  out.n = int(p.n), out.k = p.operation == Operation::dact ? 0 : int(p.k), out.group_m = kGroupM;
+  out.n = int(p.n), out.k = int(p.k), out.group_m = kGroupM;
   out.b_is_n_major = p.b_is_n_major && !p.block_scaled();
   out.alpha = p.alpha, out.beta = p.beta, out.prob = p.prob, out.norm_const = p.norm_const;
   out.alpha_squared = p.alpha_squared;
@@ -196,8 +196,8 @@ void zero_padding(GroupedGemm const& p, cudaStream_t stream) {
 void run(GroupedGemm const& p, Launch const& launch) {
   if (p.m == 0) return;
   cudaStream_t const stream = static_cast<cudaStream_t>(launch.stream);
-  Workspace const w(p, launch.workspace);
   Kernel const kernel = kernel_of(p);
+  Workspace const w(p, kernel, launch.workspace);
   int const blocks = bind_device();
   if (w.b_addresses) write_addresses(p.b_list, w.b_addresses, stream);
   if (w.sfb_addresses) write_addresses(p.sfb_list, w.sfb_addresses, stream);

@@ -1,9 +1,9 @@
 // Places in the caller's workspace; with no workspace it only counts.
 #pragma once
 
-#include "../core/portable.h"
+#include "portable.h"
 
-namespace cudnn_grouped::sm90 {
+namespace cudnn_grouped {
 
 class Arena {
  public:
@@ -21,4 +21,4 @@ class Arena {
   int64_t used_ = 0;
 };
 
-}  // namespace cudnn_grouped::sm90
+}  // namespace cudnn_grouped
