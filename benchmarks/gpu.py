@@ -180,7 +180,7 @@ def parse():
     add("--bars", action="store_true", help="print the ratios against their limits")
     add("--dry", action="store_true", help="tiny sizes on the CPU; the times mean nothing")
     options = parser.parse_args()
-    options.device = "cpu" if options.dry else "cuda"
+    options.device = timing.device(options.dry or bool(options.plot))
     options.seconds = options.seconds or (0.01 if options.dry else 1.0)
     results = Path(__file__).parent / "results"
     options.out = options.out or (Path(tempfile.mkdtemp(prefix="gpu-dry-")) if options.dry else results)

@@ -193,7 +193,7 @@ def main():
     options = parser.parse_args()
     if unknown := [one for one in (*options.shapes, *options.recipes) if one not in (*SHAPES, *LIMITS)]:
         parser.error(f"unknown {', '.join(unknown)}")
-    options.device = "cpu" if options.dry else "cuda"
+    options.device = timing.device(options.dry)
     options.seconds = options.seconds or (0.01 if options.dry else 1.0)
     results = Path(__file__).parent / "results"
     options.out = options.out or (Path(tempfile.mkdtemp(prefix="layer-dry-")) if options.dry else results)

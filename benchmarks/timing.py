@@ -26,6 +26,13 @@ class HostEvent:
         return True
 
 
+def device(dry):
+    """The device to measure on; ends the process with a line where there is none."""
+    if not dry and not torch.cuda.is_available():
+        raise SystemExit("expected a CUDA device, got none (--dry runs the benchmark's logic on the CPU)")
+    return "cpu" if dry else "cuda"
+
+
 def event(device):
     return torch.cuda.Event(enable_timing=True) if device == "cuda" else HostEvent()
 
