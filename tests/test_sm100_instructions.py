@@ -198,7 +198,7 @@ def canonical(values: np.ndarray) -> np.ndarray:
 
 
 def odd(x, y) -> np.ndarray:
-    """x + y of float64 rounded to odd: rounding that again to float32, any way, is as rounding the sum once."""
+    """x + y of float64 rounded to odd: rounding that again, to float32, is as rounding the sum once."""
     total = x + y
     part = total - x
     error = (x - (total - part)) + (y - part)
@@ -208,29 +208,22 @@ def odd(x, y) -> np.ndarray:
     return np.where(inexact, (bits + step).view(np.float64), total)
 
 
-def toward_zero(exact: np.ndarray) -> np.ndarray:
-    """float64 -> float32."""
-    near = exact.astype(np.float32)
-    over = np.abs(near.astype(np.float64)) > np.abs(exact)
-    return np.where(over, np.nextafter(near, np.float32(0)), near)
-
-
 def flushed(x: np.ndarray) -> np.ndarray:
     return np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), x), x)
 
 
 @pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")
 def test_pairs_of_floats(library):
-    words, got = table(library, "pairs", 12)
+    words, got = table(library, "pairs", 10)
     x, y, z = words.view(np.float32)
     expected = []
     for half in (0, 1):
         a, b, c = (x, y)[half], (y, z)[half], (z, x)[half]
         wide_a, wide_b, wide_c = (v.astype(np.float64) for v in (a, b, c))
-        cut, fused = toward_zero(odd(wide_a, wide_b)), odd(wide_a * wide_b, wide_c).astype(np.float32)
-        expected.append([a + b, a - b, a * b, fused, cut, flushed(flushed(a) + flushed(b))])
-    expected = [canonical(expected[half][row]) for row in range(6) for half in (0, 1)]
-    assert [np.flatnonzero(g != e).tolist() for g, e in zip(got, expected)] == [[]] * 12
+        fused = odd(wide_a * wide_b, wide_c).astype(np.float32)
+        expected.append([a + b, a - b, a * b, fused, flushed(flushed(a) + flushed(b))])
+    expected = [canonical(expected[half][row]) for row in range(5) for half in (0, 1)]
+    assert [np.flatnonzero(g != e).tolist() for g, e in zip(got, expected)] == [[]] * 10
 
 
 def pair_of(element, high, low) -> np.ndarray:

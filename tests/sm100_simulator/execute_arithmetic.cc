@@ -191,8 +191,12 @@ template <class T> T ffma(T a, T b, T d) { return std::fma(a, b, d); }
 template <class T> T fdiv(T a, T b, T) { return a / b; }
 template <class T> T fmin_(T a, T b, T) { return a != a ? b : b != b ? a : a == b ? (std::signbit(a) ? a : b) : a < b ? a : b; }
 template <class T> T fmax_(T a, T b, T) { return a != a ? b : b != b ? a : a == b ? (std::signbit(a) ? b : a) : a > b ? a : b; }
+template <class T> T fmin3(T a, T b, T d) { return fmin_(fmin_(a, b, d), d, d); }
+template <class T> T fmax3(T a, T b, T d) { return fmax_(fmax_(a, b, d), d, d); }
 template <class T> T fmin_nan(T a, T b, T d) { return a != a ? a : b != b ? b : fmin_(a, b, d); }
 template <class T> T fmax_nan(T a, T b, T d) { return a != a ? a : b != b ? b : fmax_(a, b, d); }
+template <class T> T fmin3_nan(T a, T b, T d) { return fmin_nan(fmin_nan(a, b, d), d, d); }
+template <class T> T fmax3_nan(T a, T b, T d) { return fmax_nan(fmax_nan(a, b, d), d, d); }
 float ex2(float a, float, float) { return std::exp2(a); }
 float lg2(float a, float, float) { return std::log2(a); }
 float rcp(float a, float, float) { return 1.f / a; }
@@ -372,7 +376,9 @@ Handler integer_handler(std::string const& name, Type t) {
 }
 
 template <class T>
-Handler float_handler(std::string const& name, bool nan) {
+Handler float_handler(std::string const& name, bool nan, bool three) {
+  if (three && name == "min") return nan ? floating<T, fmin3_nan<T>> : floating<T, fmin3<T>>;
+  if (three && name == "max") return nan ? floating<T, fmax3_nan<T>> : floating<T, fmax3<T>>;
   if (name == "add") return floating<T, fadd<T>>;
   if (name == "sub") return floating<T, fsub<T>>;
   if (name == "mul") return floating<T, fmul<T>>;
@@ -471,7 +477,8 @@ bool decode_arithmetic(Decoder& d, Statement const& s, Op& op, Class& kind) {
       return simple(2, 4);
     }
     if (s.has("xorsign") || s.has("abs")) unsupported(s);
-    op.run = is32 ? float_handler<float>(b, s.has("NaN")) : float_handler<double>(b, s.has("NaN"));
+    bool const three = s.operands.size() == 4;
+    op.run = is32 ? float_handler<float>(b, s.has("NaN"), three) : float_handler<double>(b, s.has("NaN"), three);
     if (!op.run) return false;
     op.immediate = float_flags(s);
     return simple(int(s.operands.size()) - 1, t.size);

@@ -156,8 +156,8 @@ Narrow parse_narrow(std::string const& name) {
   auto const found = kNames.find(name);
   return found == kNames.end() ? Narrow(255) : found->second;
 }
-int pair_bits(Narrow n) { return n == kF16 || n == kBF16 ? 16 : n == kNE2M1 ? 4 : 8; }
-Format format(Narrow n) { return n == kNE4M3 ? kE4M3 : n == kNE5M2 ? kE5M2 : n == kNE2M3 ? kE2M3 : n == kNE3M2 ? kE3M2 : kE2M1; }
+constexpr int pair_bits(Narrow n) { return n == kF16 || n == kBF16 ? 16 : n == kNE2M1 ? 4 : 8; }
+constexpr Format format(Narrow n) { return n == kNE4M3 ? kE4M3 : n == kNE5M2 ? kE5M2 : n == kNE2M3 ? kE2M3 : n == kNE3M2 ? kE3M2 : kE2M1; }
 
 float widen(Narrow n, u32 bits) {
   switch (n) {
@@ -176,8 +176,17 @@ u32 narrow_bits(Narrow n, float x, Rounding rounding, bool saturate) {
       return saturate && (r & 0x7fff) == infinity ? r - 1 : r;
     }
     case kNE8M0: return encode_e8m0(x, rounding == Rounding::kUp);
-    default: return encode(format(n), x);
+    default: fail("internal", "a narrow format that narrow_lanes does");
   }
+}
+
+using Floats = float[kLanes];
+
+template <Narrow kTo>
+void narrow_lanes(Floats const& high, Floats const& low, i64 (&v)[kLanes]) {
+  Format const f = format(kTo);
+  int const bits = pair_bits(kTo);
+  for (int l = 0; l < kLanes; ++l) v[l] = i64(encode(f, high[l]) << bits | encode(f, low[l]));
 }
 
 // numbers: destination, source, rounding, flags (1 relu, 2 satfinite, 4 second source)
@@ -186,24 +195,32 @@ Step pair(Context& c, Op const& op) {
   Narrow const to = Narrow(d.numbers[0]), from = Narrow(d.numbers[1]);
   Rounding const rounding = Rounding(d.numbers[2]);
   bool const relu = d.numbers[3] & 1, saturate = d.numbers[3] & 2, two = d.numbers[3] & 4;
-  int const bits = pair_bits(to);
-  i64 v[kLanes];
-  for (int l = 0; l < kLanes; ++l) {
-    float high, low;
-    if (two) {
-      high = c.lanes<float>(op.in[0])[l];
-      low = c.lanes<float>(op.in[1])[l];
-    } else {
+  Floats high, low;
+  if (two) {
+    memcpy(high, c.lanes<float>(op.in[0]), sizeof high);
+    memcpy(low, c.lanes<float>(op.in[1]), sizeof low);
+  } else {
+    int const n = pair_bits(from);
+    for (int l = 0; l < kLanes; ++l) {
       u32 const packed = u32(read_lane(c, op.in[0], int(d.values[0].size), l));
-      int const n = pair_bits(from);
-      high = widen(from, packed >> n & ((1u << n) - 1));
-      low = widen(from, packed & ((1u << n) - 1));
+      high[l] = widen(from, packed >> n & ((1u << n) - 1));
+      low[l] = widen(from, packed & ((1u << n) - 1));
     }
-    if (relu) {
-      high = high > 0 || high != high ? high : 0;
-      low = low > 0 || low != low ? low : 0;
-    }
-    v[l] = i64(narrow_bits(to, high, rounding, saturate)) << bits | narrow_bits(to, low, rounding, saturate);
+  }
+  if (relu) {
+    for (float& x : high) x = x > 0 || x != x ? x : 0;
+    for (float& x : low) x = x > 0 || x != x ? x : 0;
+  }
+  i64 v[kLanes];
+  switch (to) {
+    case kNE4M3: narrow_lanes<kNE4M3>(high, low, v); break;
+    case kNE5M2: narrow_lanes<kNE5M2>(high, low, v); break;
+    case kNE2M3: narrow_lanes<kNE2M3>(high, low, v); break;
+    case kNE3M2: narrow_lanes<kNE3M2>(high, low, v); break;
+    case kNE2M1: narrow_lanes<kNE2M1>(high, low, v); break;
+    default:
+      for (int l = 0; l < kLanes; ++l)
+        v[l] = i64(narrow_bits(to, high[l], rounding, saturate)) << pair_bits(to) | narrow_bits(to, low[l], rounding, saturate);
   }
   store_bits(c, op, d.values[1].size, v);
   return Step::kNext;

@@ -315,7 +315,7 @@ bool decode_mov(Decoder& d, Statement const& s, Op& op) {
 bool decode_memory(Decoder& d, Statement const& s, Op& op, Class& kind) {
   std::string const& b = s.base();
   kind = Class::kMove;
-  if (b == "mov") {
+  if (b == "mov" && !s.has("pred")) {
     op.moves_data = true;
     return decode_mov(d, s, op);
   }

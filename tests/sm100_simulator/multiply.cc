@@ -205,7 +205,24 @@ struct Work {
   MatrixOperand a, b;
 };
 
-float scale_value(bool e8m0, u8 code) { return e8m0 ? decode_e8m0(code) : decode(kE4M3, code & 0x7f); }
+float scale_value(bool e8m0, u8 code) {
+  if (!e8m0) return decode(kE4M3, code & 0x7f);
+  return code == 255 ? NAN : code == 0 ? 0x1p-127f : bit_cast<float>(u32(code) << 23);
+}
+
+constexpr int kRowBlock = 4, kColumnBlock = 64;  // of a product that stays in the host's registers
+
+int round_up(int x, int multiple) { return (x + multiple - 1) / multiple * multiple; }
+
+// out[i][j] = sum over k of a[k][i] * b[k][j]. The products are exact in FP32; the sums round in this order.
+void multiply_block(float const* a, int a_stride, float const* b, int b_stride, int k, float* out, int out_stride) {
+  float sum[kRowBlock][kColumnBlock] = {};
+  for (int kk = 0; kk < k; ++kk) {
+    for (int i = 0; i < kRowBlock; ++i)
+      for (int j = 0; j < kColumnBlock; ++j) sum[i][j] = std::fma(a[kk * a_stride + i], b[kk * b_stride + j], sum[i][j]);
+  }
+  for (int i = 0; i < kRowBlock; ++i) memcpy(out + i * out_stride, sum[i], sizeof sum[i]);
+}
 
 void accumulate(float* d, float const* t, float scale, float const* scales, int n, bool keep) {
   if (scales) {
@@ -220,45 +237,40 @@ void accumulate(float* d, float const* t, float scale, float const* scales, int 
 
 void compute(Cluster& cluster, Work const& w) {
   Multiply const& x = w.x;
-  int const k = element_k(x.kind), n = w.i.n, ctas = x.ctas, rows = w.i.m / ctas, columns = n / ctas;
+  int const k = element_k(x.kind), n = w.i.n, ctas = x.ctas, rows = w.i.m / ctas, columns = n / ctas, padded = round_up(n, kColumnBlock);
   u32 const pair = ctas == 2 ? x.rank & ~1u : x.rank;
   thread_local std::vector<float> b, a, sums, scales;
-  b.resize(size_t(k) * n);
+  b.assign(size_t(k) * padded, 0.f);
   a.resize(size_t(k) * rows);
-  sums.resize(n);
-  for (int h = 0; h < ctas; ++h) w.b.read(cluster.ctas[pair + h]->shared.data(), columns, b.data() + h * columns, n);
-  int const vectors = scaled(x.kind) ? x.scale_vector : 1, step = k / vectors;
-  scales.resize(size_t(vectors) * n);
+  sums.resize(size_t(rows) * padded);
+  for (int h = 0; h < ctas; ++h) w.b.read(cluster.ctas[pair + h]->shared.data(), columns, b.data() + h * columns, padded);
+  bool const block_scaled = scaled(x.kind);
+  int const vectors = block_scaled ? x.scale_vector : 1, step = k / vectors;
+  scales.resize(n);
   for (int h = 0; h < ctas; ++h) {
     Cta& cta = *cluster.ctas[pair + h];
     u32* cells = cta.tensor.cells.data();
     w.a.read(cta.shared.data(), rows, a.data(), rows);
-    if (scaled(x.kind)) {
-      for (int j = 0; j < n; ++j) {
+    for (int v = 0; v < vectors; ++v) {
+      for (int m = 0; m < rows; m += kRowBlock)
+        for (int j = 0; j < padded; j += kColumnBlock)
+          multiply_block(&a[size_t(v) * step * rows + m], rows, &b[size_t(v) * step * padded + j], padded, step, &sums[size_t(m) * padded + j], padded);
+      for (int j = 0; block_scaled && j < n; ++j) {
         u32 const word = cells[(j % 32) * kTensorColumns + (x.scale_b & 0x1ff) + j / 32];
-        for (int v = 0; v < vectors; ++v) scales[v * n + j] = scale_value(w.i.e8m0, u8(word >> 8 * ((w.i.scale_id_b + v) & 3)));
+        scales[j] = scale_value(w.i.e8m0, u8(word >> 8 * ((w.i.scale_id_b + v) & 3)));
       }
-    }
-    for (int m = 0; m < rows; ++m) {
-      // M = 64 of a CTA: alone, in the first half of each quarter of the lanes; of a pair, columns in two halves one over the other
-      bool const halves = rows == 64 && ctas == 2;
-      int const lane = rows == 64 && ctas == 1 ? m / 16 * 32 + m % 16 : m;
-      u32 const word = scaled(x.kind) ? cells[(m % 32) * kTensorColumns + (x.scale_a & 0x1ff) + m / 32] : 0;
-      for (int v = 0; v < vectors; ++v) {
-        std::fill(sums.begin(), sums.end(), 0.f);
-        for (int kk = v * step; kk < (v + 1) * step; ++kk) {
-          float const left = a[kk * rows + m];
-          float const* right = &b[size_t(kk) * n];
-          float* out = sums.data();
-          for (int j = 0; j < n; ++j) out[j] += left * right[j];
-        }
-        float const scale = scaled(x.kind) ? scale_value(w.i.e8m0, u8(word >> 8 * ((w.i.scale_id_a + v) & 3))) : 1.f;
-        bool const keep = x.accumulate || v > 0;
+      for (int m = 0; m < rows; ++m) {
+        // M = 64 of a CTA: alone, in the first half of each quarter of the lanes; of a pair, columns in two halves, one below the
+        // other
+        bool const halves = rows == 64 && ctas == 2;
+        int const lane = rows == 64 && ctas == 1 ? m / 16 * 32 + m % 16 : m, width = halves ? n / 2 : n;
+        u32 const word = block_scaled ? cells[(m % 32) * kTensorColumns + (x.scale_a & 0x1ff) + m / 32] : 0;
+        float const scale = block_scaled ? scale_value(w.i.e8m0, u8(word >> 8 * ((w.i.scale_id_a + v) & 3))) : 1.f;
         for (int half = 0; half < (halves ? 2 : 1); ++half) {
-          int const l = lane + half * 64, width = halves ? n / 2 : n;
+          int const l = lane + half * 64;
           if (x.disabled_lanes[l / 32] >> l % 32 & 1) continue;
           float* d = reinterpret_cast<float*>(&cells[l * kTensorColumns + (x.d & 0x1ff)]);
-          accumulate(d, sums.data() + half * width, scale, scaled(x.kind) ? &scales[v * n] + half * width : nullptr, width, keep);
+          accumulate(d, &sums[size_t(m) * padded] + half * width, scale, block_scaled ? scales.data() + half * width : nullptr, width, x.accumulate || v > 0);
         }
       }
     }

@@ -35,23 +35,19 @@ inline float decode(Format f, u32 bits) {
 // Round to nearest even, saturating to the largest finite value. NaN becomes the canonical NaN; of formats without one,
 // the largest positive value (PTX ISA, cvt .satfinite).
 inline u32 encode(Format f, float value) {
-  if (std::isnan(value)) return f.has_nan ? (1u << (f.exponent + f.mantissa)) - 1 : (1u << (f.exponent + f.mantissa)) - 1;
-  u32 const sign = std::signbit(value) ? 1u << (f.exponent + f.mantissa) : 0;
-  float const magnitude = std::fabs(value);
-  int exponent = 1 - f.bias;
-  if (magnitude >= std::ldexp(1.f, exponent)) exponent = std::ilogb(std::fmin(magnitude, f.max));
-  float const units = std::nearbyint(std::ldexp(std::fmin(magnitude, f.max * 2), f.mantissa - exponent));
-  float const rounded = std::ldexp(units, exponent - f.mantissa);
-  if (rounded >= f.max) {  // the code of the largest finite value
-    u32 code = (1u << (f.exponent + f.mantissa)) - 1;
-    if (f.has_infinity) code = (((1u << f.exponent) - 1) << f.mantissa) - 1;
-    if (f.has_nan && !f.has_infinity) code -= 1;
-    return sign | code;
-  }
-  if (rounded < std::ldexp(1.f, 1 - f.bias)) return sign | u32(units);  // subnormal: units of the smallest step
-  int const e = std::ilogb(rounded);
-  u32 const m = u32(std::ldexp(rounded, f.mantissa - e)) & ((1u << f.mantissa) - 1);
-  return sign | u32(e + f.bias) << f.mantissa | m;
+  u32 const bits = bit_cast<u32>(value), magnitude = bits & 0x7fffffff;
+  u32 const top = (1u << (f.exponent + f.mantissa)) - 1;  // all ones but the sign
+  u32 const largest = f.has_infinity ? (((1u << f.exponent) - 1) << f.mantissa) - 1 : f.has_nan ? top - 1 : top;
+  int const shift = 23 - f.mantissa;
+  u32 const rounded = magnitude + (1u << (shift - 1)) - 1 + (magnitude >> shift & 1);
+  u32 const normal = (rounded >> shift) - (u32(127 - f.bias) << f.mantissa);
+  // Below the normal range, adding this number leaves the units of the smallest step in the lowest bits, rounded.
+  float const anchor = bit_cast<float>(u32(127 + 23 + 1 - f.bias - f.mantissa) << 23);
+  u32 const subnormal = bit_cast<u32>(bit_cast<float>(magnitude) + anchor) - bit_cast<u32>(anchor);
+  u32 const smallest_normal = u32(128 - f.bias) << 23;
+  u32 code = magnitude < smallest_normal ? subnormal : normal < largest && magnitude < 0x7f800000 ? normal : largest;
+  code |= (bits >> 31) << (f.exponent + f.mantissa);
+  return magnitude > 0x7f800000 ? top : code;
 }
 
 inline float decode_e8m0(u8 code) { return code == 255 ? NAN : std::ldexp(1.f, int(code) - 127); }

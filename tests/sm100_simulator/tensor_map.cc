@@ -152,10 +152,14 @@ void load_box(Machine& m, Cluster& cluster, TensorMap const& map, u32 shared, i3
   u64 const nan = map.nan_fill ? not_a_number(map.element) : 0;
   int const size = std::max(map.element_bits() / 8, 1);
   for_each_piece(map, coordinates, [&](u32 at, u64 address, u32 before, u32 bytes) {
-    u8 value[16];
-    for (int i = 0; i < 16; i += size) memcpy(value + i, &nan, size);
-    if (bytes) memcpy(value + before, m.memory.check(address, bytes, false, "a tensor copy"), bytes);
-    memcpy(&cta.shared[swizzled((shared & kOffsetMask) + at, map.swizzle)], value, 16);
+    u8* to = &cta.shared[swizzled((shared & kOffsetMask) + at, map.swizzle)];
+    u8 const* from = bytes ? m.memory.check(address, bytes, false, "a tensor copy") : nullptr;
+    if (bytes == 16) {
+      memcpy(to, from, 16);
+      return;
+    }
+    for (int i = 0; i < 16; i += size) memcpy(to + i, &nan, size);
+    if (bytes) memcpy(to + before, from, bytes);
   });
 }
 

@@ -39,13 +39,13 @@ __global__ void tensor_memory(uint32_t const* in, uint32_t* out) {
 }
 
 // Two warp groups trade registers.
-__global__ void __launch_bounds__(256, 1) registers(uint32_t const* in, uint32_t* out) {
+__global__ void __maxnreg__(128) registers(uint32_t const* in, uint32_t* out) {
   int const i = threadIdx.x;
   if (i < 128) {
     cutlass::arch::warpgroup_reg_dealloc<40>();
     out[i] = in[i] + 1;
   } else {
-    cutlass::arch::warpgroup_reg_alloc<232>();
+    cutlass::arch::warpgroup_reg_alloc<208>();
     out[i] = in[i] - 1;
   }
 }

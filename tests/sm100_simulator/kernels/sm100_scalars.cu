@@ -15,7 +15,6 @@ __global__ void pairs(uint32_t const* xs, uint32_t const* ys, uint32_t const* zs
   PAIR_OPERATION("sub.rn.f32x2 d3, d0, d1")
   PAIR_OPERATION("mul.rn.f32x2 d3, d0, d1")
   PAIR_OPERATION("fma.rn.f32x2 d3, d0, d1, d2")
-  PAIR_OPERATION("add.rz.f32x2 d3, d0, d1")
   PAIR_OPERATION("add.rn.ftz.f32x2 d3, d0, d1")
 }
 

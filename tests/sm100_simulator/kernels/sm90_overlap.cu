@@ -9,12 +9,6 @@ __global__ void integers(uint32_t const* xs, uint32_t const* ys, uint32_t const*
   uint32_t const i = blockIdx.x * blockDim.x + threadIdx.x, x = xs[i], y = ys[i], z = zs[i];
   out += i;
   OPERATION("prmt.b32 %0, %1, %2, %3")
-  OPERATION("prmt.b32.f4e %0, %1, %2, %3")
-  OPERATION("prmt.b32.b4e %0, %1, %2, %3")
-  OPERATION("prmt.b32.rc8 %0, %1, %2, %3")
-  OPERATION("prmt.b32.ecl %0, %1, %2, %3")
-  OPERATION("prmt.b32.ecr %0, %1, %2, %3")
-  OPERATION("prmt.b32.rc16 %0, %1, %2, %3")
   OPERATION("shf.l.wrap.b32 %0, %1, %2, %3")
   OPERATION("shf.l.clamp.b32 %0, %1, %2, %3")
   OPERATION("shf.r.wrap.b32 %0, %1, %2, %3")
@@ -51,8 +45,6 @@ __global__ void integers(uint32_t const* xs, uint32_t const* ys, uint32_t const*
   OPERATION("brev.b32 %0, %1")
   OPERATION("clz.b32 %0, %1")
   OPERATION("popc.b32 %0, %1")
-  OPERATION("sad.s32 %0, %1, %2, %3")
-  OPERATION("dp4a.s32.u32 %0, %1, %2, %3")
   OPERATION("cvt.sat.s8.s32 t0, %1; mov.b32 %0, t0")
   OPERATION("cvt.sat.u8.s32 t0, %1; mov.b32 %0, t0")
   OPERATION("cvt.sat.u16.s32 h0, %1; mov.b32 %0, {h0, 0}")
@@ -60,7 +52,6 @@ __global__ void integers(uint32_t const* xs, uint32_t const* ys, uint32_t const*
   OPERATION("cvt.u32.u8 %0, %1")
   OPERATION("cvt.s64.s32 d0, %1; shr.u64 d0, d0, 7; cvt.u32.u64 %0, d0")
   OPERATION("setp.lt.s32 p0, %1, %2; setp.hi.u32 p1, %1, %2; xor.pred p2, p0, p1; selp.b32 %0, %1, %3, p2")
-  OPERATION("slct.b32.s32 %0, %1, %2, %3")
 }
 
 __global__ void floats(uint32_t const* xs, uint32_t const* ys, uint32_t const* zs, uint32_t* out, int stride) {
@@ -86,7 +77,6 @@ __global__ void floats(uint32_t const* xs, uint32_t const* ys, uint32_t const* z
   OPERATION("max.f32 %0, %1, %2")
   OPERATION("min.NaN.f32 %0, %1, %2")
   OPERATION("max.NaN.f32 %0, %1, %2")
-  OPERATION("max.xorsign.abs.f32 %0, %1, %2")
   OPERATION("copysign.f32 %0, %1, %2")
   OPERATION("setp.lt.f32 p0, %1, %2; selp.b32 %0, 1, 0, p0")
   OPERATION("setp.ltu.f32 p0, %1, %2; selp.b32 %0, 1, 0, p0")
