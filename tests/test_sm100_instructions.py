@@ -314,10 +314,22 @@ def call(library, simulator):
 
 
 def test_tensor_memory(simulator, call):
-    x = np.random.default_rng(6).integers(0, 2**32, (128, 16), np.uint32)
-    out = simulator.array(np.zeros_like(x))
+    """The shapes of half a warp's rows are the layouts that CUTLASS's copy atoms have."""
+    x = np.random.default_rng(6).integers(0, 2**32, (4, 32, 16), np.uint32)
+    out = simulator.array(np.zeros((4, 32, 28), np.uint32))
     call("run_tensor_memory", simulator.array(x), out)
-    assert np.array_equal(read(out), x)
+    got, lane = read(out), np.arange(32)
+    upper, lower = x[:, :16], x[:, 16:]
+    assert np.array_equal(got[..., :16], x)
+    for j in range(2):
+        assert np.array_equal(got[..., 16 + j], upper[:, lane // 4 + lane % 2 * 8, 3 + j * 2 + lane // 2 % 2])
+        assert np.array_equal(got[..., 18 + j], lower[:, lane // 4 + j * 8, 4 + lane % 4])
+    for j in range(4):
+        assert np.array_equal(got[..., 20 + j], lower[:, lane // 4 + j // 2 * 8, 8 + lane % 4 * 2 + j % 2])
+    stored = np.zeros((4, 32, 4), np.uint32)
+    for j in range(4):
+        stored[:, lane // 4 + j * 8, lane % 4] = x[..., j]
+    assert np.array_equal(got[..., 24:], stored)
 
 
 def test_register_reallocation(simulator, call):

@@ -12,7 +12,9 @@ import cudnn_grouped
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = Path(sm100_simulator.__file__).parent / "kernels"
-pytestmark = pytest.mark.skipif(sm100_simulator.nvcc() is None, reason="no nvcc: no toolkit, no wheels of the extra cuda-build")
+pytestmark = pytest.mark.skipif(
+    sm100_simulator.nvcc() is None, reason="no nvcc: no toolkit, no wheels of the extra cuda-build"
+)
 
 # As csrc/core/tensor.h counts them.
 DTYPES = {

@@ -139,12 +139,6 @@ Step invalidate(Context& c, Op const& op) {
   return Step::kNext;
 }
 
-Mbarrier& usable(Context& c, u32 a) {
-  Mbarrier& b = c.cluster.mbarrier(a);
-  if (!b.initialised.before(c.warp.clock)) fail("mbarrier", "the mbarrier at %#x is used, and no barrier orders its initialisation before", a);
-  return b;
-}
-
 // in[1]: the count, or the bytes where it expects them
 template <bool kExpects, bool kArrives, bool kDrops>
 Step arrive(Context& c, Op const& op) {
@@ -152,7 +146,7 @@ Step arrive(Context& c, Op const& op) {
   Mbarrier* released = nullptr;
   for (int l = 0; l < kLanes; ++l) {
     if (!(c.mask >> l & 1)) continue;
-    Mbarrier& b = usable(c, address(c, op, l));
+    Mbarrier& b = usable_mbarrier(c, address(c, op, l));
     state[l] = b.completed;
     u32 const value = op.in[1] == kNone ? 1 : c.lanes<u32>(op.in[1])[l];
     if (kExpects) mbarrier_complete_bytes(c.machine, b, -i64(value));
@@ -172,14 +166,14 @@ Step arrive(Context& c, Op const& op) {
 }
 
 Step complete_bytes(Context& c, Op const& op) {
-  Mbarrier& b = usable(c, first_address(c, op));
+  Mbarrier& b = usable_mbarrier(c, first_address(c, op));
   mbarrier_complete_bytes(c.machine, b, c.lanes<u32>(op.in[1])[c.first_lane()]);
   return Step::kNext;
 }
 
 template <bool kBlocks, bool kParity>
 Step wait(Context& c, Op const& op) {
-  Mbarrier& b = usable(c, first_address(c, op));
+  Mbarrier& b = usable_mbarrier(c, first_address(c, op));
   if (b.address >> kRankShift != c.cta.rank) fail("mbarrier", "a wait on another CTA's mbarrier");
   bool done;
   if (kParity) {

@@ -52,7 +52,7 @@ u32 barrier_address(u32 barrier, u32 rank, bool multicast, bool pair) {
 void start_load(Context& c, u32 shared, u32 bytes, u32 barrier, std::function<void(u32)> copy) {
   Cluster& cluster = c.cluster;
   Cta& cta = cluster.owner(shared, bytes, "an asynchronous copy");
-  cluster.mbarrier(barrier);
+  usable_mbarrier(c, barrier);
   cta.shadow.begin_async_write(cluster, c.warp, cta.rank, shared & kOffsetMask, bytes);
   ++cta.copies_in_flight;
   ++c.machine.traffic.loads;

@@ -209,7 +209,7 @@ Step commit(Context& c, Op const& op) {  // numbers: displacement, 1: multicast.
   if (ranks >> cluster.ctas.size()) fail("out_of_bounds", "tcgen05.commit to CTAs %#x of a cluster of %zu", ranks, cluster.ctas.size());
   u32 const agent = c.cta.tensor_agent, epoch = c.cta.tensor_epoch++;
   for (u32 r = 0; r < cluster.ctas.size(); ++r)
-    if (ranks >> r & 1) cluster.mbarrier((barrier & kOffsetMask) | r << kRankShift);
+    if (ranks >> r & 1) usable_mbarrier(c, (barrier & kOffsetMask) | r << kRankShift);
   // What the issuing warp had seen comes before the multiplications, and so before their completion; its own accesses do not.
   auto seen = std::make_shared<Clock>(c.warp.clock);
   seen->seen[c.warp.agent] = seen->fenced[c.warp.agent] = 0;

@@ -187,6 +187,8 @@ std::string where(Machine const& m, Warp const& w, u32 pc, u32 mask) {
   for (auto const& load : c.warp.tensor_loads)
     for (Value const& v : load.values)
       if (v.id == id) fail("in_flight", "register %s is the result of a tcgen05.ld without a tcgen05.wait::ld", name.c_str());
+  if (!c.warp.tensor_loads.empty())
+    fail("in_flight", "register %s is read and holds nothing yet: the warp has loads of tensor memory without a tcgen05.wait::ld", name.c_str());
   fail("uninitialised", "register %s is read and was never written (lanes %#x)", name.c_str(), c.mask & ~c.warp.written[id]);
 }
 

@@ -271,6 +271,7 @@ std::string describe_agent(Cluster const& cluster, Stamp stamp);
 // mbarrier.cc
 void mbarrier_arrive(Machine& m, Mbarrier& b, u32 count);
 void mbarrier_complete_bytes(Machine& m, Mbarrier& b, i64 bytes);
+Mbarrier& usable_mbarrier(Context& c, u32 address);  // checks that its initialisation is ordered before
 bool mbarrier_poll(Context& c, Mbarrier& b, u32 parity);
 
 // execute_barrier.cc

@@ -33,10 +33,15 @@ void mbarrier_complete_bytes(Machine& m, Mbarrier& b, i64 bytes) {
   if (bytes > 0) finish_phase(m, b);
 }
 
+Mbarrier& usable_mbarrier(Context& c, u32 address) {
+  Mbarrier& b = c.cluster.mbarrier(address);
+  if (!b.initialised.before(c.warp.clock)) fail("mbarrier", "the mbarrier at %#x is used, and no barrier orders its initialisation before", address);
+  return b;
+}
+
 bool mbarrier_poll(Context& c, Mbarrier& b, u32 parity) {
   Warp& w = c.warp;
   if (parity > 1) fail("mbarrier", "parity %u of a wait on the mbarrier at %#x", parity, b.address);
-  if (!b.initialised.before(w.clock)) fail("mbarrier", "a wait on the mbarrier at %#x, whose initialisation no barrier orders before", b.address);
   u32 const key = b.address | parity;  // addresses are multiples of 8
   if ((b.completed & 1) != parity) {
     w.clock.join(b.done);

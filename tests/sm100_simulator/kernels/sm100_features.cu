@@ -8,7 +8,8 @@
 #include "helpers.h"
 #include "tensor_map.h"
 
-// Stores 128 x 16 words to tensor memory, one column or four at a time; reads them back 2, 8 or 16 columns at a time.
+// Stores 128 x 16 words to tensor memory, one column or four at a time, and reads them back in every shape: 16 words a
+// thread with all rows of a warp, then 8 with half of them. Last, four columns stored by halves of the rows.
 __global__ void tensor_memory(uint32_t const* in, uint32_t* out) {
   using namespace cute::SM100::TMEM::LOAD;
   using namespace cute::SM100::TMEM::STORE;
@@ -18,18 +19,24 @@ __global__ void tensor_memory(uint32_t const* in, uint32_t* out) {
   tensor_memory_fence_before();
   __syncthreads();
   tensor_memory_fence_after();
-  uint32_t const mine = base + (warp << 21);
-  in += i * 16, out += i * 16;
+  uint32_t const mine = base + (warp << 21), lower = mine + (16 << 16);
+  in += i * 16, out += i * 28;
   for (int j = 0; j < 8; ++j) SM100_TMEM_STORE_32dp32b1x::copy(in[j], mine + j);
   for (int j = 8; j < 16; j += 4) SM100_TMEM_STORE_32dp32b4x::copy(in[j], in[j + 1], in[j + 2], in[j + 3], mine + j);
+  SM100_TMEM_STORE_16dp128b1x::copy(in[0], in[1], mine + 16);
+  SM100_TMEM_STORE_16dp128b1x::copy(in[2], in[3], lower + 16);
   cutlass::arch::fence_view_async_tmem_store();
-  uint32_t x[16];
+  uint32_t x[28];
   SM100_TMEM_LOAD_32dp32b2x::copy(mine, x[0], x[1]);
   SM100_TMEM_LOAD_32dp32b4x::copy(mine + 2, x[2], x[3], x[4], x[5]);
   SM100_TMEM_LOAD_32dp32b2x::copy(mine + 6, x[6], x[7]);
   SM100_TMEM_LOAD_32dp32b8x::copy(mine + 8, x[8], x[9], x[10], x[11], x[12], x[13], x[14], x[15]);
+  SM100_TMEM_LOAD_16dp64b2x::copy(mine + 3, x[16], x[17]);
+  SM100_TMEM_LOAD_16dp128b1x::copy(lower + 4, x[18], x[19]);
+  SM100_TMEM_LOAD_16dp256b1x::copy(lower + 8, x[20], x[21], x[22], x[23]);
+  SM100_TMEM_LOAD_32dp32b4x::copy(mine + 16, x[24], x[25], x[26], x[27]);
   cutlass::arch::fence_view_async_tmem_load();
-  for (int j = 0; j < 16; ++j) out[j] = x[j];
+  for (int j = 0; j < 28; ++j) out[j] = x[j];
   tensor_memory_fence_before();
   __syncthreads();
   if (warp == 0) {

@@ -103,7 +103,7 @@ MUTANTS = [
     ),
     # Order.
     mutant("no proxy fence before the store", "      cute::tma_store_fence();\n", "", "proxy"),
-    mutant("no barrier before the store", "named_barrier(2, 128);", "", "race"),
+    mutant("no barrier before the store", "named_barrier(2, 128);", "", "race", "uninitialised"),
     mutant("no barrier before the staging is reused", "named_barrier(1, 128);", "", "race", "in_flight"),
     mutant(
         "barriers used before the other CTA's are initialised",
@@ -114,12 +114,11 @@ MUTANTS = [
         "uninitialised",
     ),
     mutant(
-        "CTA leaves while the other works",
+        "CTA leaves before the other's last arrival",
         "cute::cluster_sync();  // nothing",
-        "__syncthreads();  // nothing",
+        "__syncthreads();\n  if (cta == 1 && warp < 4 && cute::elect_one_sync()) "
+        "Bar::arrive(&s.accumulator_empty[0], 0, 1);  // nothing",
         "exited",
-        "race",
-        "tensor_memory",
     ),
     # Descriptors.
     mutant(
@@ -165,7 +164,7 @@ MUTANTS = [
         "matrix descriptor: other swizzle",
         "matrix_descriptor(s.a[i] + block * 32, 1024, Layout::SWIZZLE_128B)",
         "matrix_descriptor(s.a[i] + block * 32, 1024, Layout::SWIZZLE_64B)",
-        "mismatch",
+        "descriptor",
     ),
     mutant(
         "matrix descriptor: stride",
@@ -189,6 +188,14 @@ MUTANTS = [
     mutant("tensor's stride", "{depth, rows_a}, {depth}", "{depth, rows_a}, {depth + 8}", "tensor_map"),
     mutant("tensor memory not allocated", "allocator.allocate(512,", "allocator.allocate(256,", "tensor_memory"),
     mutant("tensor memory not freed", "allocator.free(s.tensor_memory, 512);", "", "tensor_memory"),
+    mutant(
+        "stage outside shared memory", "kEvictNormal, s.a[i], k", "kEvictNormal, s.a[i] + 262144, k", "out_of_bounds"
+    ),
+    # Launch.
+    mutant("too little shared memory", "192, sizeof(Smem)>>>", "192, sizeof(Smem) - 2048>>>", "out_of_bounds"),
+    mutant("more shared memory than asked for", "192, sizeof(Smem)>>>", "192, sizeof(Smem) + 2048>>>", "launch"),
+    mutant("grid is no multiple of the cluster", "<<<2 * clusters,", "<<<2 * clusters - 1,", "launch"),
+    mutant("more threads than the kernel allows", "192, sizeof(Smem)>>>", "224, sizeof(Smem)>>>", "launch"),
 ]
 
 
