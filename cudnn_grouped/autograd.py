@@ -28,6 +28,10 @@ class _Saved:
             )
         if a.dtype == torch.bfloat16 and b and b[0].shape[0] % 8:
             raise RuntimeError(f"b: expected N a multiple of 8 for gradients (rows of 16 bytes), got {b[0].shape[0]}")
+        if a.dtype != torch.bfloat16 and any(w.requires_grad and w.dtype == torch.bfloat16 for w in b):
+            raise RuntimeError(
+                "b: expected tensors that need no gradient with a block-scaled a, got one that requires grad"
+            )
         if not b and (a.dtype == torch.bfloat16 or not with_c):  # at a saved C, prob and bias need no weights
             raise RuntimeError("b: expected tensors for gradients, got b_ptrs")
         constants = [x for x in (c, d) if x.dtype in _FP8 or x.dim() == 1]

@@ -77,7 +77,8 @@ struct GroupedGemm {
   Device device;
 
   OperandFormat operands;
-  DType scale_dtype;  // none for BF16 operands
+  OperandFormat weights;  // B: as operands, or bf16 where the caller has dequantised it
+  DType scale_dtype;      // none for BF16 operands
   int64_t sf_vec_size;
   DType c_dtype, d_dtype;
 
@@ -131,6 +132,7 @@ struct GroupedGemm {
   int64_t d_columns() const { return forward() ? n / width : n * width; }
   bool quantised() const { return is_fp8(d_dtype); }
   bool block_scaled() const { return operands != OperandFormat::bf16; }
+  bool scaled_weights() const { return weights != OperandFormat::bf16; }
   int64_t amax_width() const { return forward() ? 1 : width; }
   // amax is returned for block-scaled operands with a 16-bit D (decisions F9).
   bool has_amax() const { return block_scaled() && (d_dtype == DType::bfloat16 || d_dtype == DType::float16); }

@@ -45,11 +45,16 @@ void Validator::formats() {
   out.operands = operand_format(in.a.dtype);
   if (has_weights()) {
     bool const same = b_dtype == in.a.dtype || (is_fp4(b_dtype) && is_fp4(in.a.dtype));
-    if (!same) {
-      fail(mode == Weights::pointers ? "b_dtype" : list_name("b", 0), "the dtype of a, " + text_of(in.a.dtype),
-           mode == Weights::pointers || b_dtype != DType::other ? text_of(b_dtype) : in.b[0].dtype_name);
+    dequantised = contains(row->dequantised_b, b_dtype);
+    if (!same && (!dequantised || scales_of_b())) {
+      std::string expected = "the dtype of a, " + text_of(in.a.dtype);
+      if (!row->dequantised_b.empty()) expected += ", or " + text_of(row->dequantised_b) + " without " + sfb_name();
+      std::string const got =
+          mode == Weights::pointers || b_dtype != DType::other ? text_of(b_dtype) : in.b[0].dtype_name;
+      fail(mode == Weights::pointers ? "b_dtype" : list_name("b", 0), expected, dequantised ? got + " with it" : got);
     }
     for (size_t i = 1; i < in.b.size(); ++i) check(list_name("b", i), in.b[i]).dtype({in.b[0].dtype});
+    out.weights = operand_format(b_dtype);
     row->scales.empty() ? forbid_scales() : scale_formats();
   }
   output_formats();
