@@ -49,12 +49,6 @@ class _Saved:
         self.options = ctx.options
         self.differentiable = self.a.dtype == torch.bfloat16
 
-    def bias_of_rows(self):
-        """(M, N) the bias of each row's expert; of any expert for a row without one."""
-        rows = torch.arange(self.a.shape[0], device=self.a.device, dtype=torch.int32)
-        expert = torch.searchsorted(self.padded_offsets, rows, right=True)
-        return self.bias[expert.clamp(max=self.padded_offsets.shape[0] - 1)]
-
 
 def _rows(x):
     return x.reshape(x.shape[0], x.shape[1])
@@ -76,10 +70,18 @@ def _of_b(saved, dx):
 
 def _sums(saved, x, other=None, prob=None):
     """In a fixed order: (M,) float32 sums of x * other along rows, zero for a row without an expert, and (L, N, 1)
-    bfloat16 sums of prob * x over each expert's rows."""
+    bfloat16 sums of prob * x over each expert's rows. other (M, N), None: x."""
     x = x.contiguous()
     other = x if other is None else other
-    return _OPS.dact(x, other, saved.padded_offsets, prob, generate_dbias=True, act_func="identity")[1:]
+    options = {"generate_dbias": True, "generate_d": False, "act_func": "identity"}
+    return _OPS.dact(x, other, saved.padded_offsets, prob, **options)[1:]
+
+
+def bias_sums(x, bias, padded_offsets, prob):
+    """Of prob * bias in y: from x, the gradient of y, dprob (M,) float32 and dbias (L, N, 1) bfloat16."""
+    # bias may lie anywhere, and a c may not: its copy is small.
+    options = {"generate_dbias": True, "generate_d": False, "c_per_expert": True, "act_func": "identity"}
+    return _OPS.dact(x, bias.clone(), padded_offsets, prob, **options)[1:]
 
 
 def _of_inputs(ctx, a=None, b=None, prob=None, bias=None):
@@ -158,7 +160,8 @@ def _mm_backward(ctx, dc, dd, *_):
     if saved.bias is not None:
         total = dd if dc is None else dc if dd is None else dd + dc
         dx = total
-        dprob, dbias = _sums(saved, total, saved.bias_of_rows(), None if saved.prob is None else saved.prob.view(-1))
+        prob = None if saved.prob is None else saved.prob.view(-1)
+        dprob, dbias = bias_sums(total.contiguous(), saved.bias, saved.padded_offsets, prob)
     else:
         weighted = dd if dd is None or saved.prob is None else dd.float() * saved.prob.view(-1, 1)
         dx = weighted if dc is None else dc if weighted is None else weighted + dc

@@ -48,6 +48,7 @@ struct Arguments {
   DType b_dtype = DType::none, c_dtype = DType::none, d_dtype = DType::none;
   std::string b_major = "k";
   bool generate_dbias = false, generate_c = false;
+  bool generate_d = true, c_per_expert = false;  // dact
 
   int64_t sf_vec_size = 16;
   bool discrete_col_sfd = false;
@@ -93,7 +94,8 @@ struct GroupedGemm {
   std::vector<int64_t> b_list, sfb_list;  // addresses of a list of tensors, in host memory
   bool b_is_n_major;
 
-  void* c;  // read by the backward operations; written by the forward ones, where it may be null
+  void* c;            // read by the backward operations; written by the forward ones, where it may be null
+  bool c_per_expert;  // dact: c has a row for each expert, for all of the expert's rows
   int32_t const* padded_offsets;
   // On the CPU, the offsets as they were when they were checked: another thread may write to the caller's tensor.
   std::vector<int32_t> checked_offsets;
@@ -111,7 +113,7 @@ struct GroupedGemm {
   SiTUGLU situglu;
   EpilogueOp epilogue_op;
 
-  // Outputs; null when absent. dbias and amax are accumulated onto, and so is dprob unless it is new.
+  // Outputs; null when absent (D in dact alone). dbias and amax are accumulated onto, and so is dprob unless it is new.
   void *d_row, *d_col;
   float* dprob;
   bool dprob_is_new;

@@ -137,7 +137,10 @@ void Validator::whole_rows(char const* name, int64_t columns, char const* symbol
 void Validator::input_tensors() {
   std::string const columns = !has_weights() ? "M, N" : is_fp4(in.a.dtype) ? "M, K/2" : "M, K";
   check(a_name(), in.a).matrix(out.m, in.a.size[1], columns);
-  if (!out.forward()) check("c", in.c).matrix(out.m, out.c_columns(), std::string("M, ") + c_symbol());
+  if (!out.forward()) {
+    std::string const symbols = std::string(in.c_per_expert ? "L, " : "M, ") + c_symbol();
+    check("c", in.c).matrix(in.c_per_expert ? out.experts : out.m, out.c_columns(), symbols);
+  }
   per_expert("alpha", in.alpha);
   per_expert("beta", in.beta);
   if (in.prob.present()) check("prob", in.prob).dtype({DType::float32}).column(out.m, "M");
@@ -155,6 +158,7 @@ void Validator::input_tensors() {
   out.a = in.a.data;
   out.a_dtype = in.a.dtype;
   out.c = in.c.data;
+  out.c_per_expert = in.c_per_expert;
   out.padded_offsets = in.padded_offsets.as<int32_t>();
   out.alpha = in.alpha.as<float>();
   // Block-scaled dGeGLU reads C as it was saved (decisions F4).

@@ -172,7 +172,9 @@ Params params_of(GroupedGemm const& p, Workspace const& w, Kernel const& kernel)
   out.bias = w.bias ? w.bias : static_cast<float const*>(p.bias);
   out.c_dtype = p.c_dtype, out.d_dtype = p.d_dtype;
   out.epilogue_op = p.epilogue_op;
-  if (p.operation == Operation::dact) out.value = p.a, out.value_dtype = p.a_dtype;
+  if (p.operation == Operation::dact) {
+    out.value = p.a, out.value_dtype = p.a_dtype, out.c_per_expert = p.c_per_expert;
+  }
   out.c_data = p.c, out.d_data = p.d_row, out.d_col_data = p.d_col == p.d_row ? nullptr : p.d_col;
   out.dprob = w.dprob, out.dbias = w.dbias, out.amax = reinterpret_cast<int*>(p.amax);
   out.sfd_row = p.sfd_row, out.sfd_col = p.sfd_col, out.discrete_col_sfd = p.discrete_col_sfd;

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..autograd import bias_sums
 from .recipes import RECIPES, TokenOperand, alpha_of, gemm_arguments, ones_of, plain, weight_gradient
 
 _OPS = torch.ops.cudnn_grouped
@@ -127,7 +128,9 @@ class _GroupedMLP(torch.autograd.Function):
         )  # fmt: skip
         del c
         if b2 is not None and (needs_b2 or needs_prob):
-            dprob, db2 = _bias_backward(dy, b2, padded_offsets, prob, dprob)
+            of_bias, db2 = bias_sums(dy, plain(b2), padded_offsets, prob)
+            dprob, db2 = dprob + of_bias, db2.view(b2.shape).to(b2.dtype)
+            del of_bias
         if needs_w2:
             dy_tokens = recipe.tokens(dy, padded_offsets)
             dw2 = weight_gradient(dy_tokens, TokenOperand(hidden_data, hidden_scales), padded_offsets, w2.dtype)
@@ -139,14 +142,6 @@ class _GroupedMLP(torch.autograd.Function):
         if needs_x:
             dx = _gemm(recipe, dc, recipe.weight_transposed(w1), padded_offsets)
         return dx, None, dprob, dw1, dw2, None if db1 is None else db1.to(b1.dtype), db2, None
-
-
-def _bias_backward(dy, bias, padded_offsets, prob, dprob):
-    """Of prob * bias: dprob plus the sums of dy * bias along rows, (M,); sums of prob * dy over each expert's rows."""
-    rows = torch.arange(dy.shape[0], device=dy.device, dtype=torch.int32)
-    expert = torch.searchsorted(padded_offsets, rows, right=True).clamp(max=padded_offsets.shape[0] - 1)
-    _, sums, dbias = _OPS.dact(dy, plain(bias)[expert], padded_offsets, prob, generate_dbias=True, act_func="identity")
-    return dprob + sums, dbias.view(bias.shape).to(bias.dtype)
 
 
 class GroupedMLP(torch.nn.Module):
