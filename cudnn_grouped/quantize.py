@@ -101,8 +101,9 @@ def dequantize_weights(b, sfb, format="mxfp8"):
 def _dequantize_weight(b, sfb, format, b_name, sfb_name):
     tensors = {"data": b, "scales": sfb}
     names = {"data": b_name, "scales": sfb_name}
-    # Stored (K, N): to dequantize, blocks along columns of the transposed matrix.
-    n_major = isinstance(b, torch.Tensor) and b.dim() in (2, 3) and b.stride(1) != 1 and b.stride(0) == 1
+    # Stored (K, N): to dequantize, blocks along columns of the transposed matrix. FP4 weights are K-major alone.
+    stored = isinstance(b, torch.Tensor) and b.dim() in (2, 3) and b.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+    n_major = stored and b.stride(1) != 1 and b.stride(0) == 1
     if n_major:
         tensors["data"] = b.transpose(0, 1)
     values = _dequantize(tensors, format, "col" if n_major else "row", torch.bfloat16, names)

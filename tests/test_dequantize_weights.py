@@ -91,6 +91,10 @@ def test_dequantize_weights_of_lists_errors():
         cudnn_grouped.dequantize_weights(b, sfb[:2])
     with pytest.raises(ValueError, match=r"sfb\[1\]: expected .*got"):
         cudnn_grouped.dequantize_weights(b, [sfb[0], sfb[1].view(-1)[:-1], sfb[2]])
+    packed = torch.zeros(16, 32, dtype=torch.uint8).t()  # N-major: its scales would fit it the other way round
+    scales = cudnn_grouped.pack_scales(torch.zeros(32, 2, dtype=torch.uint8).view(torch.float8_e4m3fn))
+    with pytest.raises(ValueError, match=r"b\[0\]: expected strides"):
+        cudnn_grouped.dequantize_weights([packed], [scales], "nvfp4")
     with pytest.raises(ValueError, match=r"b\[2\]: expected strides"):
         cudnn_grouped.dequantize_weights([*b[:2], b[2][::2]], sfb)
 
