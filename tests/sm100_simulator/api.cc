@@ -13,7 +13,8 @@ Session* active() { return current; }
 
 extern "C" {
 
-void* simulator_create(int adversarial, unsigned long long seed, unsigned sms, unsigned long long max_instructions, int allow_unwaited_loads, int allow_relaxed_release) {
+void* simulator_create(int adversarial, unsigned long long seed, unsigned sms, unsigned long long max_instructions,
+                       int allow_unwaited_loads, int allow_relaxed_release) {
   Settings s;
   s.adversarial = adversarial;
   s.seed = seed;
@@ -29,9 +30,13 @@ void simulator_destroy(void* session) {
 }
 // The session that the CUDA runtime's functions work on.
 void simulator_activate(void* session) { current = static_cast<Session*>(session); }
-void* simulator_allocate(void* session, unsigned long long bytes) { return static_cast<Session*>(session)->allocate(bytes); }
+void* simulator_allocate(void* session, unsigned long long bytes) {
+  return static_cast<Session*>(session)->allocate(bytes);
+}
 int simulator_release(void* session, void* p) { return static_cast<Session*>(session)->release(p); }
-void simulator_add_range(void* session, void* p, unsigned long long bytes, int writable) { static_cast<Session*>(session)->machine.memory.add(u64(p), bytes, writable); }
+void simulator_add_range(void* session, void* p, unsigned long long bytes, int writable) {
+  static_cast<Session*>(session)->machine.memory.add(u64(p), bytes, writable);
+}
 void simulator_remove_range(void* session, void* p) { static_cast<Session*>(session)->machine.memory.remove(u64(p)); }
 char const* simulator_category(void* session) { return static_cast<Session*>(session)->category.c_str(); }
 char const* simulator_text(void* session) { return static_cast<Session*>(session)->text.c_str(); }

@@ -1,9 +1,9 @@
 // Who has seen what: vector clocks over the agents of a cluster.
 //
-// An agent is a warp, an mbarrier (it stands for the asynchronous copies that it reports) or a CTA's tensor core. An agent's
-// work falls into epochs; it begins a new one when it releases something. `seen[a] >= e` says: everything that agent a did up
-// to its epoch e happens before what follows. `fenced` is the same for writes that also passed a proxy fence on their way
-// (PTX ISA, "Causality order"), which an asynchronous reader needs.
+// An agent is a warp, an mbarrier (it stands for the asynchronous copies that it reports) or a CTA's tensor core. An
+// agent's work falls into epochs; it begins a new one when it releases something. `seen[a] >= e` says: everything that
+// agent a did up to its epoch e happens before what follows. `fenced` is the same for writes that also passed a proxy
+// fence on their way (PTX ISA, "Causality order"), which an asynchronous reader needs.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -37,7 +37,9 @@ struct Stamp {
 
   Stamp() = default;
   Stamp(u32 agent, u32 epoch) : bits(agent << kEpochBits | epoch) {
-    if (epoch >> kEpochBits) fail("launch", "more than %d synchronisations by one agent: the kernel is too long for the race check", 1 << kEpochBits);
+    if (epoch >> kEpochBits)
+      fail("launch", "more than %d synchronisations by one agent: the kernel is too long for the race check",
+           1 << kEpochBits);
   }
   explicit operator bool() const { return bits != 0; }
   u32 agent() const { return bits >> kEpochBits; }

@@ -3,7 +3,9 @@
 
 namespace simulator {
 
-void unsupported(Statement const& s, char const* why) { fail("unsupported", "%s: %s (%s)", s.opcode.c_str(), why, s.text.c_str()); }
+void unsupported(Statement const& s, char const* why) {
+  fail("unsupported", "%s: %s (%s)", s.opcode.c_str(), why, s.text.c_str());
+}
 
 namespace {
 
@@ -11,7 +13,8 @@ u32 round_up(u32 x, u32 multiple) { return (x + multiple - 1) / multiple * multi
 
 }  // namespace
 
-Decoder::Decoder(Module const& module, Kernel const& kernel, Program& program, std::unordered_map<std::string, u64> const& globals)
+Decoder::Decoder(Module const& module, Kernel const& kernel, Program& program,
+                 std::unordered_map<std::string, u64> const& globals)
     : program(program), module_(module), kernel_(kernel) {
   program.kernel = &kernel;
   for (Register const& r : kernel.registers) registers_.push_back(allocate(r.size));
@@ -87,7 +90,8 @@ Value Decoder::source(Operand const& o, int size) {
   switch (o.kind) {
     case Operand::kRegister: {
       Value const v = registers_[o.reg];
-      if (v.size != size) fail("ptx", "register %s has %d bytes where %d are read", kernel_.registers[o.reg].name.c_str(), v.size, size);
+      if (v.size != size)
+        fail("ptx", "register %s has %d bytes where %d are read", kernel_.registers[o.reg].name.c_str(), v.size, size);
       return v;
     }
     case Operand::kImmediate: {
@@ -106,7 +110,8 @@ Value Decoder::source(Operand const& o, int size) {
       if (size != 4) fail("ptx", "special register %s is read as %d bytes", o.name.c_str(), size);
       return found->second;
     }
-    default: fail("ptx", "an operand can't be read");
+    default:
+      fail("ptx", "an operand can't be read");
   }
 }
 
@@ -127,7 +132,8 @@ Value Decoder::predicate(Operand const& o, Op& op, bool* negated) {
 u32 Decoder::destination(Operand const& o, Op& op, int size) {
   if (o.kind == Operand::kSink) return kNone;
   Value const v = reg(o);
-  if (size >= 0 && v.size != size) fail("ptx", "register %s has %d bytes where %d are written", kernel_.registers[o.reg].name.c_str(), v.size, size);
+  if (size >= 0 && v.size != size)
+    fail("ptx", "register %s has %d bytes where %d are written", kernel_.registers[o.reg].name.c_str(), v.size, size);
   writes(op, v);
   return v.offset;
 }
@@ -161,7 +167,9 @@ void Decoder::decode(Statement const& s) {
   Class kind = Class::kOther;
   pending_reads_.clear();
   pending_writes_.clear();
-  static constexpr auto kFamilies = {decode_control, decode_lanes, decode_memory, decode_arithmetic, decode_packed, decode_convert, decode_atomic, decode_barrier, decode_copy, decode_tensor};
+  static constexpr auto kFamilies = {decode_control, decode_lanes,   decode_memory, decode_compare,
+                                     decode_integer, decode_float,   decode_packed, decode_convert,
+                                     decode_atomic,  decode_barrier, decode_copy,   decode_tensor};
   bool known = false;
   for (auto family : kFamilies) {
     op = Op();

@@ -10,16 +10,26 @@ enum Function { kAdd, kMin, kMax, kAnd, kOr, kXor, kExchange, kCompareSwap, kInc
 template <class T>
 T combine_integer(Function f, T old, T a, T b) {
   switch (f) {
-    case kAdd: return T(old + a);
-    case kMin: return std::min(old, a);
-    case kMax: return std::max(old, a);
-    case kAnd: return T(old & a);
-    case kOr: return T(old | a);
-    case kXor: return T(old ^ a);
-    case kExchange: return a;
-    case kCompareSwap: return old == a ? b : old;
-    case kInc: return old >= a ? T(0) : T(old + 1);
-    case kDec: return old == 0 || old > a ? a : T(old - 1);
+    case kAdd:
+      return T(old + a);
+    case kMin:
+      return std::min(old, a);
+    case kMax:
+      return std::max(old, a);
+    case kAnd:
+      return T(old & a);
+    case kOr:
+      return T(old | a);
+    case kXor:
+      return T(old ^ a);
+    case kExchange:
+      return a;
+    case kCompareSwap:
+      return old == a ? b : old;
+    case kInc:
+      return old >= a ? T(0) : T(old + 1);
+    case kDec:
+      return old == 0 || old > a ? a : T(old - 1);
   }
   return old;
 }
@@ -34,21 +44,26 @@ u64 combine(Type t, Function f, u64 old, u64 a, u64 b) {
     u64 r = 0;
     for (int i = 0; i < t.size / 2; ++i) {
       u16 const x = u16(old >> 16 * i), y = u16(a >> 16 * i);
-      u16 const sum = t.kind == 'h' ? float_to_bf16(bf16_to_float(x) + bf16_to_float(y)) : float_to_f16(f16_to_float(x) + f16_to_float(y));
+      u16 const sum = t.kind == 'h' ? float_to_bf16(bf16_to_float(x) + bf16_to_float(y))
+                                    : float_to_f16(f16_to_float(x) + f16_to_float(y));
       r |= u64(sum) << 16 * i;
     }
     return r;
   }
   bool const is_signed = t.kind == 's';
   switch (t.size) {
-    case 2: return combine_integer<u16>(f, u16(old), u16(a), u16(b));
-    case 4: return is_signed ? u32(combine_integer<i32>(f, i32(old), i32(a), i32(b))) : combine_integer<u32>(f, u32(old), u32(a), u32(b));
-    default: return is_signed ? u64(combine_integer<i64>(f, i64(old), i64(a), i64(b))) : combine_integer<u64>(f, old, a, b);
+    case 2:
+      return combine_integer<u16>(f, u16(old), u16(a), u16(b));
+    case 4:
+      return is_signed ? u32(combine_integer<i32>(f, i32(old), i32(a), i32(b)))
+                       : combine_integer<u32>(f, u32(old), u32(a), u32(b));
+    default:
+      return is_signed ? u64(combine_integer<i64>(f, i64(old), i64(a), i64(b))) : combine_integer<u64>(f, old, a, b);
   }
 }
 
-// numbers: type kind | size << 8 | packed << 16, function | vector << 8, space, unused. values: data per element, second
-// operand, results, displacement, address
+// numbers: type kind | size << 8 | packed << 16, function | vector << 8, space, unused. values: data per element,
+// second operand, results, displacement, address
 Step atomic(Context& c, Op const& op) {
   Details const& d = c.machine.launch->program->details[op.immediate];
   Type const t{char(d.numbers[0] & 255), int(d.numbers[0] >> 8 & 255), bool(d.numbers[0] >> 16)};
@@ -91,8 +106,9 @@ bool decode_atomic(Decoder& d, Statement const& s, Op& op, Class& kind) {
   std::string const& b = s.base();
   if ((b != "atom" && b != "red") || s.has("async")) return false;
   kind = Class::kMemory;
-  static std::map<std::string, Function> const kFunctions{{"add", kAdd}, {"min", kMin}, {"max", kMax}, {"and", kAnd}, {"or", kOr}, {"xor", kXor},
-    {"exch", kExchange}, {"cas", kCompareSwap}, {"inc", kInc}, {"dec", kDec}};
+  static std::map<std::string, Function> const kFunctions{
+      {"add", kAdd}, {"min", kMin},       {"max", kMax},         {"and", kAnd}, {"or", kOr},
+      {"xor", kXor}, {"exch", kExchange}, {"cas", kCompareSwap}, {"inc", kInc}, {"dec", kDec}};
   Function f{};
   bool known = false;
   for (std::string const& m : s.modifiers)

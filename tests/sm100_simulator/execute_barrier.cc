@@ -1,4 +1,5 @@
-// Named barriers, cluster barriers, mbarriers and fences. PTX ISA, "Parallel Synchronization and Communication Instructions".
+// Named barriers, cluster barriers, mbarriers and fences. PTX ISA, "Parallel Synchronization and Communication
+// Instructions".
 #include "types.h"
 
 namespace simulator {
@@ -21,7 +22,8 @@ Step named_barrier(Context& c, Op const& op) {
   NamedBarrier& b = c.cta.barriers[id];
   Warp& w = c.warp;
   if (w.bar_generation < 0) {
-    if (b.arrived && b.needed != threads) fail("barrier", "barrier %u of %u threads, which others use with %u (0: all of the CTA)", id, threads, b.needed);
+    if (b.arrived && b.needed != threads)
+      fail("barrier", "barrier %u of %u threads, which others use with %u (0: all of the CTA)", id, threads, b.needed);
     if (b.arrived == 0) {
       b.needed = threads;
       b.votes = vote == 1 ? kAllLanes : 0;
@@ -31,9 +33,12 @@ Step named_barrier(Context& c, Op const& op) {
       u32 p = c.predicate(op.in[2]);
       if (op.immediate & 16) p = ~p;
       p &= c.mask;
-      if (vote == 0) b.votes += u32(__builtin_popcount(p));
-      else if (vote == 1) b.votes = b.votes && p == c.mask ? kAllLanes : 0;
-      else b.votes = b.votes || p ? kAllLanes : 0;
+      if (vote == 0)
+        b.votes += u32(__builtin_popcount(p));
+      else if (vote == 1)
+        b.votes = b.votes && p == c.mask ? kAllLanes : 0;
+      else
+        b.votes = b.votes || p ? kAllLanes : 0;
     }
     w.bar_generation = b.generation;
     release(w, b.gathering);
@@ -96,11 +101,14 @@ Step cluster_wait(Context& c, Op const&) {
 
 // ---- mbarrier. in[0] is the address, op.out2 its size, immediate the displacement
 
-u32 address(Context const& c, Op const& op, int lane) { return u32(read_lane(c, op.in[0], int(op.out2), lane)) + u32(op.immediate); }
+u32 address(Context const& c, Op const& op, int lane) {
+  return u32(read_lane(c, op.in[0], int(op.out2), lane)) + u32(op.immediate);
+}
 u32 first_address(Context const& c, Op const& op) {
   u32 const a = address(c, op, c.first_lane());
   for (int l = 0; l < kLanes; ++l)
-    if (c.mask >> l & 1 && address(c, op, l) != a) fail("unsupported", "the lanes of a warp use different mbarriers in one instruction");
+    if (c.mask >> l & 1 && address(c, op, l) != a)
+      fail("unsupported", "the lanes of a warp use different mbarriers in one instruction");
   return a;
 }
 
@@ -110,8 +118,10 @@ Step initialise(Context& c, Op const& op) {
   Cta& cta = c.cluster.owner(a, 8, "mbarrier.init");
   if (&cta != &c.cta) fail("mbarrier", "mbarrier.init in another CTA's shared memory");
   if (a & 7) fail("misaligned", "an mbarrier at %#x", a);
-  if (count < 1 || count >= 1 << 20) fail("mbarrier", "mbarrier.init with a count of %lld: 1 to 2^20 - 1", (long long)count);
-  if (__builtin_popcount(c.mask) != 1) fail("mbarrier", "mbarrier.init by %d lanes at once", __builtin_popcount(c.mask));
+  if (count < 1 || count >= 1 << 20)
+    fail("mbarrier", "mbarrier.init with a count of %lld: 1 to 2^20 - 1", (long long)count);
+  if (__builtin_popcount(c.mask) != 1)
+    fail("mbarrier", "mbarrier.init by %d lanes at once", __builtin_popcount(c.mask));
   auto& slot = cta.mbarriers[a & kOffsetMask];
   if (slot) fail("mbarrier", "mbarrier.init of the live mbarrier at %#x: mbarrier.inval first", a);
   cta.shadow.write(c.cluster, c.warp, cta.rank, a & kOffsetMask, 8);
@@ -119,7 +129,8 @@ Step initialise(Context& c, Op const& op) {
   slot = std::make_unique<Mbarrier>();
   slot->address = a;
   slot->expected = slot->pending = u32(count);
-  if (c.cluster.next_agent >= c.cluster.agents) fail("launch", "more mbarriers in a cluster than the race check has room for");
+  if (c.cluster.next_agent >= c.cluster.agents)
+    fail("launch", "more mbarriers in a cluster than the race check has room for");
   slot->agent = c.cluster.next_agent++;
   char name[64];
   snprintf(name, sizeof name, "the copies that mbarrier %#x reports", a);
@@ -239,12 +250,14 @@ void decode_mbarrier(Decoder& d, Statement const& s, Op& op) {
     if (s.has("noComplete")) unsupported(s);
     if (more) op.in[1] = d.source(s.operands[at + 1], 4, op).offset;
     if (at == 1) op.out = d.destination(s.operands[0], op);
-    op.run = drops ? (expects ? arrive<true, true, true> : arrive<false, true, true>) : (expects ? arrive<true, true, false> : arrive<false, true, false>);
+    op.run = drops ? (expects ? arrive<true, true, true> : arrive<false, true, true>)
+                   : (expects ? arrive<true, true, false> : arrive<false, true, false>);
   } else if (what == "test_wait" || what == "try_wait") {
     bool const blocks = what == "try_wait", parity = s.has("parity");
     op.in[1] = d.source(s.operands[at + 1], parity ? 4 : 8, op).offset;
     op.out = d.destination(s.operands[0], op);
-    op.run = blocks ? (parity ? wait<true, true> : wait<true, false>) : (parity ? wait<false, true> : wait<false, false>);
+    op.run =
+        blocks ? (parity ? wait<true, true> : wait<true, false>) : (parity ? wait<false, true> : wait<false, false>);
   } else if (what == "pending_count") {
     op.run = pending_count;
   } else {
@@ -315,7 +328,9 @@ bool decode_barrier(Decoder& d, Statement const& s, Op& op, Class& kind) {
       op.run = fence_proxy;
     } else {
       // async.shared::cta and the like are one modifier by dots, and several by name
-      op.run = s.opcode.find("proxy.async") != std::string::npos ? fence_proxy : s.has("proxy") ? nothing : fence_threads;
+      op.run = s.opcode.find("proxy.async") != std::string::npos ? fence_proxy
+               : s.has("proxy")                                  ? nothing
+                                                                 : fence_threads;
     }
     return true;
   }

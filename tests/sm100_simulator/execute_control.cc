@@ -1,4 +1,5 @@
-// Jumps, the end of threads, and what steers the machine. PTX ISA, "Control Flow Instructions" and "Miscellaneous Instructions".
+// Jumps, the end of threads, and what steers the machine. PTX ISA, "Control Flow Instructions" and "Miscellaneous
+// Instructions".
 #include "types.h"
 
 namespace simulator {
@@ -25,7 +26,9 @@ Step leave(Context& c, Op const&) {
   return Step::kJumped;
 }
 
-Step trap(Context& c, Op const& op) { fail("trap", "the kernel gave up: %s", c.machine.launch->program->details[op.immediate].text.c_str()); }
+Step trap(Context& c, Op const& op) {
+  fail("trap", "the kernel gave up: %s", c.machine.launch->program->details[op.immediate].text.c_str());
+}
 
 Step nothing(Context&, Op const&) { return Step::kNext; }
 Step give_way(Context&, Op const&) { return Step::kYield; }
@@ -35,7 +38,8 @@ template <bool kIncrease>
 Step set_registers(Context& c, Op const& op) {
   if (!c.converged()) return Step::kBlocked;
   u32 const wanted = u32(op.immediate), now = c.warp.registers;
-  if (wanted % 8 || wanted < 24 || wanted > 256) fail("register", "setmaxnreg %u: a multiple of 8 from 24 to 256", wanted);
+  if (wanted % 8 || wanted < 24 || wanted > 256)
+    fail("register", "setmaxnreg %u: a multiple of 8 from 24 to 256", wanted);
   if (kIncrease ? wanted < now : wanted > now)
     fail("register", "setmaxnreg.%s to %u with %u registers a thread", kIncrease ? "inc" : "dec", wanted, now);
   u32 const after = c.cta.registers_used + (wanted - now) * kLanes;
@@ -76,8 +80,9 @@ bool decode_control(Decoder& d, Statement const& s, Op& op, Class& kind) {
     return true;
   }
   // A call is printf or an assertion on the way to a trap: what a kernel calls otherwise, the compiler puts in line.
-  bool const parameter_of_call = (b == "st" && s.has("param")) || (b == "ld" && s.has("param") && s.operands[1].kind == Operand::kSymbol &&
-                                                                    s.operands[1].name.compare(0, 6, "retval") == 0);
+  bool const parameter_of_call =
+      (b == "st" && s.has("param")) || (b == "ld" && s.has("param") && s.operands[1].kind == Operand::kSymbol &&
+                                        s.operands[1].name.compare(0, 6, "retval") == 0);
   if (parameter_of_call) {
     op.run = nothing;
     for (Operand const& o : s.operands)
@@ -106,7 +111,9 @@ bool decode_control(Decoder& d, Statement const& s, Op& op, Class& kind) {
   }
   if (b == "mov" && s.operands.size() == 2 && s.operands[1].kind == Operand::kSpecial) {
     std::string const& name = s.operands[1].name;
-    if (name != "%clock" && name != "%clock_hi" && name != "%clock64" && name != "%globaltimer" && name != "%globaltimer_lo" && name != "%globaltimer_hi") return false;
+    if (name != "%clock" && name != "%clock_hi" && name != "%clock64" && name != "%globaltimer" &&
+        name != "%globaltimer_lo" && name != "%globaltimer_hi")
+      return false;
     int const size = last_type(s).size;
     op.out = d.destination(s.operands[0], op, size);
     op.immediate = size;

@@ -29,10 +29,17 @@ void read_integers(Context const& c, Op const& op, int stride, i64 (&out)[kLanes
 void load_integers(Context const& c, Op const& op, Scalar const& s, i64 (&v)[kLanes]) {
   bool const is_signed = s.source_kind == 's';
   switch (s.source_size) {
-    case 1: return is_signed ? read_integers<i8>(c, op, s.source_register, v) : read_integers<u8>(c, op, s.source_register, v);
-    case 2: return is_signed ? read_integers<i16>(c, op, s.source_register, v) : read_integers<u16>(c, op, s.source_register, v);
-    case 4: return is_signed ? read_integers<i32>(c, op, s.source_register, v) : read_integers<u32>(c, op, s.source_register, v);
-    default: return read_integers<i64>(c, op, s.source_register, v);
+    case 1:
+      return is_signed ? read_integers<i8>(c, op, s.source_register, v)
+                       : read_integers<u8>(c, op, s.source_register, v);
+    case 2:
+      return is_signed ? read_integers<i16>(c, op, s.source_register, v)
+                       : read_integers<u16>(c, op, s.source_register, v);
+    case 4:
+      return is_signed ? read_integers<i32>(c, op, s.source_register, v)
+                       : read_integers<u32>(c, op, s.source_register, v);
+    default:
+      return read_integers<i64>(c, op, s.source_register, v);
   }
 }
 
@@ -44,10 +51,14 @@ void write_register(Context& c, Op const& op, i64 const (&v)[kLanes]) {
 }
 void store_bits(Context& c, Op const& op, int size, i64 const (&v)[kLanes]) {
   switch (size) {
-    case 1: return write_register<u8>(c, op, v);
-    case 2: return write_register<u16>(c, op, v);
-    case 4: return write_register<u32>(c, op, v);
-    default: return write_register<u64>(c, op, v);
+    case 1:
+      return write_register<u8>(c, op, v);
+    case 2:
+      return write_register<u16>(c, op, v);
+    case 4:
+      return write_register<u32>(c, op, v);
+    default:
+      return write_register<u64>(c, op, v);
   }
 }
 
@@ -72,19 +83,27 @@ void narrow(Scalar const& s, bool source_signed, i64 (&v)[kLanes]) {
 
 double read_float(Scalar const& s, u8 const* p) {
   switch (s.source_kind == 'h' ? 1 : s.source_size) {
-    case 1: return bf16_to_float(*reinterpret_cast<u16 const*>(p));
-    case 2: return f16_to_float(*reinterpret_cast<u16 const*>(p));
-    case 4: return *reinterpret_cast<float const*>(p);
-    default: return *reinterpret_cast<double const*>(p);
+    case 1:
+      return bf16_to_float(*reinterpret_cast<u16 const*>(p));
+    case 2:
+      return f16_to_float(*reinterpret_cast<u16 const*>(p));
+    case 4:
+      return *reinterpret_cast<float const*>(p);
+    default:
+      return *reinterpret_cast<double const*>(p);
   }
 }
 
 double to_integral(double x, int rounding) {
   switch (rounding) {
-    case kZero: return std::trunc(x);
-    case kDown: return std::floor(x);
-    case kUp: return std::ceil(x);
-    default: return std::nearbyint(x);
+    case kZero:
+      return std::trunc(x);
+    case kDown:
+      return std::floor(x);
+    case kUp:
+      return std::ceil(x);
+    default:
+      return std::nearbyint(x);
   }
 }
 
@@ -118,7 +137,8 @@ i64 float_bits(double x, Scalar const& s) {
 }
 
 Step scalar(Context& c, Op const& op) {
-  Scalar const s = bit_cast<Scalar>(*reinterpret_cast<std::array<u8, sizeof(Scalar)> const*>(c.machine.launch->program->details[op.immediate].numbers));
+  Scalar const s = bit_cast<Scalar>(*reinterpret_cast<std::array<u8, sizeof(Scalar)> const*>(
+      c.machine.launch->program->details[op.immediate].numbers));
   bool const from_float = s.source_kind == 'f' || s.source_kind == 'h', to_float = s.kind == 'f' || s.kind == 'h';
   i64 v[kLanes];
   if (!from_float) {
@@ -151,20 +171,27 @@ Step scalar(Context& c, Op const& op) {
 
 enum Narrow : u8 { kF32, kF16, kBF16, kNE4M3, kNE5M2, kNE2M3, kNE3M2, kNE2M1, kNE8M0 };
 Narrow parse_narrow(std::string const& name) {
-  static std::map<std::string, Narrow> const kNames{{"f32", kF32}, {"f16x2", kF16}, {"bf16x2", kBF16}, {"e4m3x2", kNE4M3}, {"e5m2x2", kNE5M2},
-    {"e2m3x2", kNE2M3}, {"e3m2x2", kNE3M2}, {"e2m1x2", kNE2M1}, {"ue8m0x2", kNE8M0}};
+  static std::map<std::string, Narrow> const kNames{{"f32", kF32},      {"f16x2", kF16},    {"bf16x2", kBF16},
+                                                    {"e4m3x2", kNE4M3}, {"e5m2x2", kNE5M2}, {"e2m3x2", kNE2M3},
+                                                    {"e3m2x2", kNE3M2}, {"e2m1x2", kNE2M1}, {"ue8m0x2", kNE8M0}};
   auto const found = kNames.find(name);
   return found == kNames.end() ? Narrow(255) : found->second;
 }
 constexpr int pair_bits(Narrow n) { return n == kF16 || n == kBF16 ? 16 : n == kNE2M1 ? 4 : 8; }
-constexpr Format format(Narrow n) { return n == kNE4M3 ? kE4M3 : n == kNE5M2 ? kE5M2 : n == kNE2M3 ? kE2M3 : n == kNE3M2 ? kE3M2 : kE2M1; }
+constexpr Format format(Narrow n) {
+  return n == kNE4M3 ? kE4M3 : n == kNE5M2 ? kE5M2 : n == kNE2M3 ? kE2M3 : n == kNE3M2 ? kE3M2 : kE2M1;
+}
 
 float widen(Narrow n, u32 bits) {
   switch (n) {
-    case kF16: return f16_to_float(u16(bits));
-    case kBF16: return bf16_to_float(u16(bits));
-    case kNE8M0: return decode_e8m0(u8(bits));
-    default: return decode(format(n), bits);
+    case kF16:
+      return f16_to_float(u16(bits));
+    case kBF16:
+      return bf16_to_float(u16(bits));
+    case kNE8M0:
+      return decode_e8m0(u8(bits));
+    default:
+      return decode(format(n), bits);
   }
 }
 u32 narrow_bits(Narrow n, float x, Rounding rounding, bool saturate) {
@@ -175,8 +202,10 @@ u32 narrow_bits(Narrow n, float x, Rounding rounding, bool saturate) {
       u32 const infinity = n == kF16 ? 0x7c00 : 0x7f80;
       return saturate && (r & 0x7fff) == infinity ? r - 1 : r;
     }
-    case kNE8M0: return encode_e8m0(x, rounding == Rounding::kUp);
-    default: fail("internal", "a narrow format that narrow_lanes does");
+    case kNE8M0:
+      return encode_e8m0(x, rounding == Rounding::kUp);
+    default:
+      fail("internal", "a narrow format that narrow_lanes does");
   }
 }
 
@@ -213,14 +242,25 @@ Step pair(Context& c, Op const& op) {
   }
   i64 v[kLanes];
   switch (to) {
-    case kNE4M3: narrow_lanes<kNE4M3>(high, low, v); break;
-    case kNE5M2: narrow_lanes<kNE5M2>(high, low, v); break;
-    case kNE2M3: narrow_lanes<kNE2M3>(high, low, v); break;
-    case kNE3M2: narrow_lanes<kNE3M2>(high, low, v); break;
-    case kNE2M1: narrow_lanes<kNE2M1>(high, low, v); break;
+    case kNE4M3:
+      narrow_lanes<kNE4M3>(high, low, v);
+      break;
+    case kNE5M2:
+      narrow_lanes<kNE5M2>(high, low, v);
+      break;
+    case kNE2M3:
+      narrow_lanes<kNE2M3>(high, low, v);
+      break;
+    case kNE3M2:
+      narrow_lanes<kNE3M2>(high, low, v);
+      break;
+    case kNE2M1:
+      narrow_lanes<kNE2M1>(high, low, v);
+      break;
     default:
       for (int l = 0; l < kLanes; ++l)
-        v[l] = i64(narrow_bits(to, high[l], rounding, saturate)) << pair_bits(to) | narrow_bits(to, low[l], rounding, saturate);
+        v[l] = i64(narrow_bits(to, high[l], rounding, saturate)) << pair_bits(to) |
+               narrow_bits(to, low[l], rounding, saturate);
   }
   store_bits(c, op, d.values[1].size, v);
   return Step::kNext;
@@ -294,7 +334,10 @@ bool decode_convert(Decoder& d, Statement const& s, Op& op, Class& kind) {
   x.register_size = u8(out.size);
   bool const is_float = a.kind == 'f' || a.kind == 'h';
   x.integer_rounding = s.has("rni") || s.has("rzi") || s.has("rmi") || s.has("rpi");
-  x.rounding = s.has("rz") || s.has("rzi") ? kZero : s.has("rm") || s.has("rmi") ? kDown : s.has("rp") || s.has("rpi") ? kUp : kNearest;
+  x.rounding = s.has("rz") || s.has("rzi")   ? kZero
+               : s.has("rm") || s.has("rmi") ? kDown
+               : s.has("rp") || s.has("rpi") ? kUp
+                                             : kNearest;
   x.saturate = s.has("sat") && (!is_float || b.kind == 'f');
   x.flush = s.has("ftz");
   if (s.has("relu")) unsupported(s);

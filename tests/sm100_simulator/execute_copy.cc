@@ -1,5 +1,5 @@
-// Asynchronous copies: bulk and tensor (TMA), tensor maps, cluster-launch control. PTX ISA, "Data Movement and Conversion
-// Instructions: Asynchronous copy", "Tensor Map Modification", "clusterlaunchcontrol".
+// Asynchronous copies: bulk and tensor (TMA), tensor maps, cluster-launch control. PTX ISA, "Data Movement and
+// Conversion Instructions: Asynchronous copy", "Tensor Map Modification", "clusterlaunchcontrol".
 #include "tensor_map.h"
 #include "types.h"
 
@@ -26,22 +26,31 @@ TensorMap read_map(Context& c, u64 address, int rank) {
   if (address % 64) fail("tensor_map", "a tensor map at %#llx: a multiple of 64", (unsigned long long)address);
   TensorMap map;
   memcpy(&map, c.machine.memory.check(address, sizeof map, false, "a tensor map"), sizeof map);
-  if (std::string const problem = map.problem(); !problem.empty()) fail("tensor_map", "the tensor map at %#llx: %s", (unsigned long long)address, problem.c_str());
+  if (std::string const problem = map.problem(); !problem.empty())
+    fail("tensor_map", "the tensor map at %#llx: %s", (unsigned long long)address, problem.c_str());
   if (map.rank != rank) fail("tensor_map", "a copy of %d dimensions with a tensor map of rank %d", rank, map.rank);
   if (auto const written = c.machine.maps_written.find(address); written != c.machine.maps_written.end()) {
     auto const acquired = c.warp.acquired_maps.find(address);
     if (acquired == c.warp.acquired_maps.end() || acquired->second < written->second)
-      fail("tensor_map", "the tensor map at %#llx was changed by this launch, and no fence.proxy.tensormap acquires it", (unsigned long long)address);
+      fail("tensor_map", "the tensor map at %#llx was changed by this launch, and no fence.proxy.tensormap acquires it",
+           (unsigned long long)address);
   }
   return map;
 }
 
 void check_alignment(u32 shared, u32 multiple) {
-  if (shared % multiple) fail("misaligned", "an asynchronous copy at shared address %#x: a multiple of %u", shared, multiple);
+  if (shared % multiple)
+    fail("misaligned", "an asynchronous copy at shared address %#x: a multiple of %u", shared, multiple);
 }
 
-// ---- loads. numbers: 0 dimensions (0: bulk), 1 bits: 1 multicast, 2 CTA pair, 4 from shared memory. values: destination, source or
-// tensor map, mbarrier (two each), then the mask or size, then coordinates
+// Found on an H200, where another place is an illegal instruction; the documents do not say so.
+void check_place(TensorMap const& map, i32 first) {
+  if (i64(first) * map.element_bits() % 128)
+    fail("misaligned", "a tensor copy at element %d of dimension 0, of %d bits each: a multiple of 16 bytes", first, map.element_bits());
+}
+
+// ---- loads. numbers: 0 dimensions (0: bulk), 1 bits: 1 multicast, 2 CTA pair, 4 from shared memory. values:
+// destination, source or tensor map, mbarrier (two each), then the mask or size, then coordinates
 
 // The barrier that a copy into CTA `rank` reports to.
 u32 barrier_address(u32 barrier, u32 rank, bool multicast, bool pair) {
@@ -76,8 +85,10 @@ Step load(Context& c, Op const& op) {
   for (int l = 0; l < kLanes; ++l) {
     if (!(c.mask >> l & 1)) continue;
     u32 const shared = to.shared(c, l), barrier = bar.shared(c, l);
-    u32 const ranks = multicast ? u32(read_lane(c, d.values[6].offset, d.values[6].size, l)) & 0xffff : 1u << (shared >> kRankShift);
-    if (ranks >> c.cluster.ctas.size()) fail("out_of_bounds", "a multicast to CTAs %#x of a cluster of %zu", ranks, c.cluster.ctas.size());
+    u32 const ranks =
+        multicast ? u32(read_lane(c, d.values[6].offset, d.values[6].size, l)) & 0xffff : 1u << (shared >> kRankShift);
+    if (ranks >> c.cluster.ctas.size())
+      fail("out_of_bounds", "a multicast to CTAs %#x of a cluster of %zu", ranks, c.cluster.ctas.size());
     Machine& m = c.machine;
     Cluster& cluster = c.cluster;
     u32 bytes;
@@ -87,30 +98,42 @@ Step load(Context& c, Op const& op) {
       std::array<i32, 5> at{};
       for (int i = 0; i < rank; ++i) at[i] = i32(read_lane(c, d.values[7 + i].offset, 4, l));
       bytes = map.box_bytes();
+      check_place(map, at[0]);
       check_alignment(shared, 128);
       copy = [&m, &cluster, map, at](u32 destination) { load_box(m, cluster, map, destination, at.data()); };
     } else {
       bytes = u32(read_lane(c, d.values[7].offset, d.values[7].size, l));
       u64 const source = from.at(c, l);
       check_alignment(shared, 16);
-      if (bytes % 16 || source % 16) fail("misaligned", "a bulk copy of %u bytes from %#llx: multiples of 16", bytes, (unsigned long long)source);
+      if (bytes % 16 || source % 16)
+        fail("misaligned", "a bulk copy of %u bytes from %#llx: multiples of 16", bytes, (unsigned long long)source);
       if (from_shared) {
         Cta& owner = cluster.owner(u32(source), bytes, "a bulk copy");
         owner.shadow.async_read(cluster, c.warp, owner.rank, u32(source) & kOffsetMask, bytes, Stamp());
-        copy = [&cluster, source, bytes](u32 destination) { memmove(cluster.pointer(destination, bytes, "a bulk copy"), cluster.pointer(u32(source), bytes, "a bulk copy"), bytes); };
+        copy = [&cluster, source, bytes](u32 destination) {
+          memmove(cluster.pointer(destination, bytes, "a bulk copy"),
+                  cluster.pointer(u32(source), bytes, "a bulk copy"), bytes);
+        };
       } else {
-        copy = [&m, &cluster, source, bytes](u32 destination) { memcpy(cluster.pointer(destination, bytes, "a bulk copy"), m.memory.check(source, bytes, false, "a bulk copy"), bytes); };
+        copy = [&m, &cluster, source, bytes](u32 destination) {
+          memcpy(cluster.pointer(destination, bytes, "a bulk copy"),
+                 m.memory.check(source, bytes, false, "a bulk copy"), bytes);
+        };
       }
     }
-    if (!multicast && !pair && !from_shared && (barrier ^ shared) >> kRankShift) fail("mbarrier", "a copy into CTA %u reports to an mbarrier of CTA %u", shared >> kRankShift, barrier >> kRankShift);
+    if (!multicast && !pair && !from_shared && (barrier ^ shared) >> kRankShift)
+      fail("mbarrier", "a copy into CTA %u reports to an mbarrier of CTA %u", shared >> kRankShift,
+           barrier >> kRankShift);
     for (u32 r = 0; r < c.cluster.ctas.size(); ++r)
-      if (ranks >> r & 1) start_load(c, (shared & kOffsetMask) | r << kRankShift, bytes, barrier_address(barrier, r, multicast, pair), copy);
+      if (ranks >> r & 1)
+        start_load(c, (shared & kOffsetMask) | r << kRankShift, bytes, barrier_address(barrier, r, multicast, pair),
+                   copy);
   }
   return Step::kNext;
 }
 
-// ---- stores and reductions. numbers: 0 dimensions, 1 element type of a bulk reduction. text: the reduction. values: tensor map or
-// destination, source (two each), size, coordinates
+// ---- stores and reductions. numbers: 0 dimensions, 1 element type of a bulk reduction. text: the reduction. values:
+// tensor map or destination, source (two each), size, coordinates
 
 Step store(Context& c, Op const& op) {
   Details const& d = details(c, op);
@@ -131,6 +154,7 @@ Step store(Context& c, Op const& op) {
       std::array<i32, 5> at{};
       for (int i = 0; i < rank; ++i) at[i] = i32(read_lane(c, d.values[5 + i].offset, 4, l));
       bytes = map.box_bytes();
+      check_place(map, at[0]);
       check_alignment(shared, 128);
       gather = [&cluster, map, shared] { return gather_box(cluster, map, shared); };
       write = [&m, map, at, function](std::vector<u8> const& data) { write_box(m, map, at.data(), data, function); };
@@ -138,7 +162,8 @@ Step store(Context& c, Op const& op) {
       bytes = u32(read_lane(c, d.values[4].offset, d.values[4].size, l));
       u64 const destination = to.at(c, l);
       check_alignment(shared, 16);
-      if (bytes % 16 || destination % 16) fail("misaligned", "a bulk copy of %u bytes to %#llx: multiples of 16", bytes, (unsigned long long)destination);
+      if (bytes % 16 || destination % 16)
+        fail("misaligned", "a bulk copy of %u bytes to %#llx: multiples of 16", bytes, (unsigned long long)destination);
       Element const element = Element(d.numbers[1]);
       gather = [&cluster, shared, bytes] {
         u8 const* p = cluster.pointer(shared, bytes, "a bulk copy");
@@ -146,8 +171,10 @@ Step store(Context& c, Op const& op) {
       };
       write = [&m, destination, element, function](std::vector<u8> const& data) {
         u8* out = m.memory.check(destination, data.size(), true, "a bulk copy");
-        if (function.empty()) memcpy(out, data.data(), data.size());
-        else reduce_elements(element, function, out, data.data(), u32(data.size()));
+        if (function.empty())
+          memcpy(out, data.data(), data.size());
+        else
+          reduce_elements(element, function, out, data.data(), u32(data.size()));
       };
     }
     Cta& cta = c.cluster.owner(shared, bytes, "a bulk store");
@@ -213,10 +240,12 @@ Step nothing(Context&, Op const&) { return Step::kNext; }
 
 enum Field { kAddress, kRank, kBox, kDimension, kStride, kElementStride, kElement, kInterleave, kSwizzle, kFill };
 
-Step replace(Context& c, Op const& op) {  // numbers: field, 1: in shared memory. values: address, displacement, new value, index
+Step replace(Context& c,
+             Op const& op) {  // numbers: field, 1: in shared memory. values: address, displacement, new value, index
   Details const& d = details(c, op);
   int const l = c.first_lane();
-  u64 const at = take(d, 0).at(c, l), value = read_lane(c, d.values[2].offset, d.values[2].size, l), index = read_lane(c, d.values[3].offset, 4, l);
+  u64 const at = take(d, 0).at(c, l), value = read_lane(c, d.values[2].offset, d.values[2].size, l),
+            index = read_lane(c, d.values[3].offset, 4, l);
   u8* p;
   if (d.numbers[1]) {
     Cta& cta = c.cluster.owner(u32(at), sizeof(TensorMap), "tensormap.replace");
@@ -229,21 +258,44 @@ Step replace(Context& c, Op const& op) {  // numbers: field, 1: in shared memory
   }
   TensorMap map;
   memcpy(&map, p, sizeof map);
-  if (map.magic != TensorMap::kMagic) fail("tensor_map", "tensormap.replace at %#llx, which holds no tensor map", (unsigned long long)at);
+  if (map.magic != TensorMap::kMagic)
+    fail("tensor_map", "tensormap.replace at %#llx, which holds no tensor map", (unsigned long long)at);
   if (index > 4) fail("tensor_map", "tensormap.replace of dimension %llu", (unsigned long long)index);
-  static Element const kElements[] = {Element::kU8, Element::kU16, Element::kU32, Element::kS32, Element::kU64, Element::kS64, Element::kF16, Element::kF32,
-    Element::kF32Flush, Element::kF64, Element::kBF16, Element::kTF32, Element::kTF32Flush, Element::kU4, Element::kU4Padded, Element::kU6Padded};
+  static Element const kElements[] = {Element::kU8,        Element::kU16, Element::kU32,      Element::kS32,
+                                      Element::kU64,       Element::kS64, Element::kF16,      Element::kF32,
+                                      Element::kF32Flush,  Element::kF64, Element::kBF16,     Element::kTF32,
+                                      Element::kTF32Flush, Element::kU4,  Element::kU4Padded, Element::kU6Padded};
   switch (Field(d.numbers[0])) {
-    case kAddress: map.base = value; break;
-    case kRank: map.rank = u8(value + 1); break;
-    case kBox: map.box[index] = u16(value); break;
-    case kDimension: map.dimension[index] = u32(value); break;
-    case kStride: map.stride[index & 3] = value; break;
-    case kElementStride: map.element_stride[index] = u8(value); break;
-    case kElement: map.element = kElements[value & 15]; break;
-    case kInterleave: map.interleave = u8(value); break;
-    case kSwizzle: map.swizzle = u8(value); break;
-    case kFill: map.nan_fill = u8(value); break;
+    case kAddress:
+      map.base = value;
+      break;
+    case kRank:
+      map.rank = u8(value + 1);
+      break;
+    case kBox:
+      map.box[index] = u16(value);
+      break;
+    case kDimension:
+      map.dimension[index] = u32(value);
+      break;
+    case kStride:
+      map.stride[index & 3] = value;
+      break;
+    case kElementStride:
+      map.element_stride[index] = u8(value);
+      break;
+    case kElement:
+      map.element = kElements[value & 15];
+      break;
+    case kInterleave:
+      map.interleave = u8(value);
+      break;
+    case kSwizzle:
+      map.swizzle = u8(value);
+      break;
+    case kFill:
+      map.nan_fill = u8(value);
+      break;
   }
   memcpy(p, &map, sizeof map);
   return Step::kNext;
@@ -257,7 +309,8 @@ Step publish_map(Context& c, Op const& op) {  // tensormap.cp_fenceproxy: shared
   u32 const from = take(d, 2).shared(c, l);
   Cta& cta = c.cluster.owner(from, sizeof(TensorMap), "tensormap.cp_fenceproxy");
   cta.shadow.read(c.cluster, c.warp, cta.rank, from & kOffsetMask, sizeof(TensorMap));
-  memcpy(c.machine.memory.check(to, sizeof(TensorMap), true, "tensormap.cp_fenceproxy"), &cta.shared[from & kOffsetMask], sizeof(TensorMap));
+  memcpy(c.machine.memory.check(to, sizeof(TensorMap), true, "tensormap.cp_fenceproxy"),
+         &cta.shared[from & kOffsetMask], sizeof(TensorMap));
   c.machine.maps_written[to] = ++c.machine.map_time;
   return Step::kNext;
 }
@@ -276,7 +329,9 @@ Step try_cancel(Context& c, Op const& op) {
     if (!d.numbers[0] && r != to >> kRankShift) continue;
     Cluster& cluster = c.cluster;
     start_load(c, (to & kOffsetMask) | r << kRankShift, 16, (barrier & kOffsetMask) | r << kRankShift,
-               [&cluster, data](u32 destination) { memcpy(cluster.pointer(destination, 16, "clusterlaunchcontrol"), data.data(), 16); });
+               [&cluster, data](u32 destination) {
+                 memcpy(cluster.pointer(destination, 16, "clusterlaunchcontrol"), data.data(), 16);
+               });
   }
   return Step::kNext;
 }
@@ -288,8 +343,10 @@ Step query_cancel(Context& c, Op const& op) {  // immediate: 3 whether one was t
     r[l] = answer[l * 4 + (op.immediate & 3)];
     p |= u32(r[l] != 0) << l;
   }
-  if (op.immediate == 3) c.store_predicate(op.out, p);
-  else c.store(op.out, r);
+  if (op.immediate == 3)
+    c.store_predicate(op.out, p);
+  else
+    c.store(op.out, r);
   return Step::kNext;
 }
 Step query_first(Context& c, Op const& op) {
@@ -346,8 +403,12 @@ void decode_bulk(Decoder& d, Statement const& s, Op& op, bool reduces) {
         if (s.has(f)) x.text = f;
       if (!tensor) {
         Type const t = last_type(s);
-        x.numbers[1] = u64(t.kind == 'h' ? Element::kBF16 : t.kind == 'f' ? (t.size == 2 ? Element::kF16 : t.size == 4 ? Element::kF32 : Element::kF64)
-                           : t.size == 4 ? (t.kind == 's' ? Element::kS32 : Element::kU32) : (t.kind == 's' ? Element::kS64 : Element::kU64));
+        x.numbers[1] = u64(t.kind == 'h'   ? Element::kBF16
+                           : t.kind == 'f' ? (t.size == 2   ? Element::kF16
+                                              : t.size == 4 ? Element::kF32
+                                                            : Element::kF64)
+                           : t.size == 4   ? (t.kind == 's' ? Element::kS32 : Element::kU32)
+                                           : (t.kind == 's' ? Element::kS64 : Element::kU64));
       }
     }
     if (!s.has("bulk_group")) unsupported(s);
@@ -382,8 +443,16 @@ bool decode_copy(Decoder& d, Statement const& s, Op& op, Class& kind) {
       put(d, s.operands[1], op, x);
       op.run = publish_map;
     } else {
-      static std::map<std::string, Field> const kFields{{"global_address", kAddress}, {"rank", kRank}, {"box_dim", kBox}, {"global_dim", kDimension},
-        {"global_stride", kStride}, {"element_stride", kElementStride}, {"elemtype", kElement}, {"interleave_layout", kInterleave}, {"swizzle_mode", kSwizzle}, {"fill_mode", kFill}};
+      static std::map<std::string, Field> const kFields{{"global_address", kAddress},
+                                                        {"rank", kRank},
+                                                        {"box_dim", kBox},
+                                                        {"global_dim", kDimension},
+                                                        {"global_stride", kStride},
+                                                        {"element_stride", kElementStride},
+                                                        {"elemtype", kElement},
+                                                        {"interleave_layout", kInterleave},
+                                                        {"swizzle_mode", kSwizzle},
+                                                        {"fill_mode", kFill}};
       auto const field = s.modifiers.size() > 3 ? kFields.find(s.modifiers[3]) : kFields.end();
       if (field == kFields.end()) unsupported(s);
       x.numbers[0] = u64(field->second);

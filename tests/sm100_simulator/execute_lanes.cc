@@ -1,5 +1,5 @@
-// Exchanges between the lanes of a warp: shfl, vote, match, redux, elect, bar.warp.sync. Each waits until the lanes that it names
-// have come together.
+// Exchanges between the lanes of a warp: shfl, vote, match, redux, elect, bar.warp.sync. Each waits until the lanes
+// that it names have come together.
 #include "numbers.h"
 #include "types.h"
 
@@ -9,11 +9,14 @@ namespace {
 // The lanes that take part: those of the mask operand that have not exited. False: some are elsewhere.
 bool gather(Context const& c, u32 members) {
   u32 const own = c.mask;
-  if (own & ~members) fail("divergence", "a lane executes a warp-wide instruction whose mask %#x leaves it out", members);
+  if (own & ~members)
+    fail("divergence", "a lane executes a warp-wide instruction whose mask %#x leaves it out", members);
   return ((own | c.warp.exited) & members) == members;
 }
 
-u32 members(Context const& c, Op const& op, int slot) { return op.in[slot] == kNone ? c.mask : c.lanes<u32>(op.in[slot])[c.first_lane()]; }
+u32 members(Context const& c, Op const& op, int slot) {
+  return op.in[slot] == kNone ? c.mask : c.lanes<u32>(op.in[slot])[c.first_lane()];
+}
 
 // in: value, lane, clamp and segment, members. immediate: the mode
 Step shuffle(Context& c, Op const& op) {
@@ -27,10 +30,22 @@ Step shuffle(Context& c, Op const& op) {
     int j;
     bool valid;
     switch (op.immediate) {
-      case 0: j = l - lane; valid = j >= top; break;      // up
-      case 1: j = l + lane; valid = j <= top; break;      // down
-      case 2: j = l ^ lane; valid = j <= top; break;      // bfly
-      default: j = bottom | (lane & ~segment); valid = j <= top; break;
+      case 0:
+        j = l - lane;
+        valid = j >= top;
+        break;  // up
+      case 1:
+        j = l + lane;
+        valid = j <= top;
+        break;  // down
+      case 2:
+        j = l ^ lane;
+        valid = j <= top;
+        break;  // bfly
+      default:
+        j = bottom | (lane & ~segment);
+        valid = j <= top;
+        break;
     }
     if (!valid) j = l;
     in_range |= u32(valid) << l;
@@ -99,8 +114,15 @@ Step reduce(Context& c, Op const& op) {  // immediate: the function, 16 absolute
       bool const less = x < y || (x == y && std::signbit(x) && !std::signbit(y));
       if (first || (f == kMinF ? less : x > y || (x == y && std::signbit(y) && !std::signbit(x)))) r = v;
     } else {
-      r = first ? v : f == kAdd ? r + v : f == kAnd ? r & v : f == kOr ? r | v : f == kXor ? r ^ v : f == kMinU ? std::min(r, v) : f == kMaxU ? std::max(r, v)
-                : f == kMinS ? u32(std::min(i32(r), i32(v))) : u32(std::max(i32(r), i32(v)));
+      r = first        ? v
+          : f == kAdd  ? r + v
+          : f == kAnd  ? r & v
+          : f == kOr   ? r | v
+          : f == kXor  ? r ^ v
+          : f == kMinU ? std::min(r, v)
+          : f == kMaxU ? std::max(r, v)
+          : f == kMinS ? u32(std::min(i32(r), i32(v)))
+                       : u32(std::max(i32(r), i32(v)));
     }
     first = false;
   }
@@ -171,7 +193,8 @@ bool decode_lanes(Decoder& d, Statement const& s, Op& op, Class& kind) {
     Type const t = last_type(s);
     bool const max = s.has("max");
     int f = s.has("add") ? kAdd : s.has("and") ? kAnd : s.has("or") ? kOr : s.has("xor") ? kXor : -1;
-    if (f < 0) f = t.kind == 'f' ? (max ? kMaxF : kMinF) : t.kind == 's' ? (max ? kMaxS : kMinS) : (max ? kMaxU : kMinU);
+    if (f < 0)
+      f = t.kind == 'f' ? (max ? kMaxF : kMinF) : t.kind == 's' ? (max ? kMaxS : kMinS) : (max ? kMaxU : kMinU);
     if (t.size != 4) unsupported(s);
     op.immediate = f | (s.has("abs") ? 16 : 0) | (s.has("NaN") ? 32 : 0);
     op.in[0] = d.source(s.operands[1], 4, op).offset;

@@ -8,7 +8,7 @@ enum Space { kGeneric, kGlobal, kShared, kLocal, kParameter };
 
 struct Access {  // in Details::numbers
   Space space;
-  int size, count;      // bytes of an element, elements
+  int size, count;  // bytes of an element, elements
   bool is_signed, synchronising;
 };
 Access access(Details const& d) {
@@ -20,7 +20,8 @@ Details const& details(Context const& c, Op const& op) { return c.machine.launch
 // A lane's pointer, checked. Where `space` is generic the address tells which it is; `cta` is set for shared memory.
 u8* resolve(Context& c, Access const& a, u64 address, bool write, Cta** cta, char const* what) {
   u32 const bytes = u32(a.size * a.count);
-  if (address & (bytes - 1)) fail("misaligned", "%s of %u bytes at address %#llx", what, bytes, (unsigned long long)address);
+  if (address & (bytes - 1))
+    fail("misaligned", "%s of %u bytes at address %#llx", what, bytes, (unsigned long long)address);
   Space space = a.space;
   if (space == kGeneric) space = address & kSharedTag ? kShared : address & kLocalTag ? kLocal : kGlobal;
   *cta = nullptr;
@@ -31,22 +32,26 @@ u8* resolve(Context& c, Access const& a, u64 address, bool write, Cta** cta, cha
       *cta = &owner;
       return &owner.shared[shared & kOffsetMask];
     }
-    case kLocal: return nullptr;
-    default: return c.machine.memory.check(address, bytes, write, what);
+    case kLocal:
+      return nullptr;
+    default:
+      return c.machine.memory.check(address, bytes, write, what);
   }
 }
 
 u8* local(Context& c, u64 address, int lane, u32 bytes) {
   u64 const offset = address & ~kLocalTag;
   u32 const each = c.machine.launch->program->local_bytes;
-  if (offset + bytes > each) fail("out_of_bounds", "local memory at offset %llu of %u bytes", (unsigned long long)offset, each);
+  if (offset + bytes > each)
+    fail("out_of_bounds", "local memory at offset %llu of %u bytes", (unsigned long long)offset, each);
   if (c.warp.local.empty()) c.warp.local.resize(size_t(each) * kLanes);
   return &c.warp.local[size_t(lane) * each + offset];
 }
 
 u64 lane_address(Context const& c, Op const& op, Details const& d, int lane) {
   Value const& v = d.values.back();
-  return (v.size == 8 ? c.lanes<u64>(op.in[0])[lane] : u64(c.lanes<u32>(op.in[0])[lane])) + u64(i64(d.values[d.values.size() - 2].offset) << 32 >> 32);
+  return (v.size == 8 ? c.lanes<u64>(op.in[0])[lane] : u64(c.lanes<u32>(op.in[0])[lane])) +
+         u64(i64(d.values[d.values.size() - 2].offset) << 32 >> 32);
 }
 
 void extend(u64 value, Access const& a, u8* out, int register_size) {
@@ -63,7 +68,8 @@ Step load(Context& c, Op const& op) {
     Cta* cta;
     u8 const* p = resolve(c, a, address, false, &cta, "a load");
     if (!p) p = local(c, address, l, u32(a.size * a.count));
-    if (cta && !a.synchronising) cta->shadow.read(c.cluster, c.warp, cta->rank, u32(address) & kOffsetMask, u32(a.size * a.count));
+    if (cta && !a.synchronising)
+      cta->shadow.read(c.cluster, c.warp, cta->rank, u32(address) & kOffsetMask, u32(a.size * a.count));
     for (int i = 0; i < a.count; ++i) {
       if (d.sink[i]) continue;
       Value const& v = d.values[i];
@@ -105,7 +111,9 @@ Step load_parameter(Context& c, Op const& op) {  // the same for all lanes
   Access const a = access(d);
   u64 const offset = d.values.back().offset;
   auto const& parameters = c.machine.launch->parameters;
-  if (offset + a.size * a.count > parameters.size()) fail("out_of_bounds", "a load of parameters at offset %llu of %zu bytes", (unsigned long long)offset, parameters.size());
+  if (offset + a.size * a.count > parameters.size())
+    fail("out_of_bounds", "a load of parameters at offset %llu of %zu bytes", (unsigned long long)offset,
+         parameters.size());
   for (int i = 0; i < a.count; ++i) {
     if (d.sink[i]) continue;
     u64 value = 0;
@@ -183,7 +191,10 @@ Step is_space(Context& c, Op const& op) {
   for (int l = 0; l < kLanes; ++l) {
     bool const shared = a[l] & kSharedTag, local = a[l] & kLocalTag;
     bool const own = shared && u32(a[l]) >> kRankShift == c.cta.rank;
-    bool const v = op.immediate == kShared ? own : op.immediate == kLocal ? local : op.immediate == 100 ? shared : !shared && !local;
+    bool const v = op.immediate == kShared  ? own
+                   : op.immediate == kLocal ? local
+                   : op.immediate == 100    ? shared
+                                            : !shared && !local;
     p |= u32(v) << l;
   }
   c.store_predicate(op.out, p);
@@ -196,7 +207,8 @@ Step map_address(Context& c, Op const& op) {  // mapa: the same offset in anothe
   u32 const* rank = c.lanes<u32>(op.in[1]);
   T r[kLanes];
   for (int l = 0; l < kLanes; ++l) {
-    if (c.mask >> l & 1 && rank[l] >= c.cluster.ctas.size()) fail("out_of_bounds", "mapa of rank %u in a cluster of %zu CTAs", rank[l], c.cluster.ctas.size());
+    if (c.mask >> l & 1 && rank[l] >= c.cluster.ctas.size())
+      fail("out_of_bounds", "mapa of rank %u in a cluster of %zu CTAs", rank[l], c.cluster.ctas.size());
     r[l] = T((a[l] & ~T(~0u)) | (u32(a[l]) & kOffsetMask) | rank[l] << kRankShift);
   }
   c.store(op.out, r);
@@ -227,8 +239,10 @@ Step matrix(Context& c, Op const& op) {
     u32 const shared = u32(address);
     Cta& cta = c.cluster.owner(shared, 16, "a matrix row");
     rows[i] = &cta.shared[shared & kOffsetMask];
-    if (kStore) cta.shadow.write(c.cluster, c.warp, cta.rank, shared & kOffsetMask, 16);
-    else cta.shadow.read(c.cluster, c.warp, cta.rank, shared & kOffsetMask, 16);
+    if (kStore)
+      cta.shadow.write(c.cluster, c.warp, cta.rank, shared & kOffsetMask, 16);
+    else
+      cta.shadow.read(c.cluster, c.warp, cta.rank, shared & kOffsetMask, 16);
   }
   for (int m = 0; m < count; ++m) {
     for (int l = 0; l < kLanes; ++l) {
@@ -236,8 +250,10 @@ Step matrix(Context& c, Op const& op) {
         int const row = l / 4, column = l % 4 * 2 + h;
         u16* element = reinterpret_cast<u16*>(rows[m * 8 + (transposed ? column : row)]) + (transposed ? row : column);
         u16* half = reinterpret_cast<u16*>(c.lanes<u32>(d.values[m].offset) + l) + h;
-        if (kStore) *element = *half;
-        else *half = *element;
+        if (kStore)
+          *element = *half;
+        else
+          *half = *element;
       }
     }
   }
@@ -306,7 +322,11 @@ bool decode_mov(Decoder& d, Statement const& s, Op& op) {
   op.out = d.destination(to, op, t.size);
   op.in[0] = d.source(from, t.size, op).offset;
   op.immediate = from.kind == Operand::kRegister || from.kind == Operand::kSpecial ? from.offset : 0;
-  op.run = t.size == 1 ? move<u8> : t.size == 2 ? move<u16> : t.size == 4 ? move<u32> : t.size == 8 ? Handler(move<u64>) : Handler(move128);
+  op.run = t.size == 1   ? move<u8>
+           : t.size == 2 ? move<u16>
+           : t.size == 4 ? move<u32>
+           : t.size == 8 ? Handler(move<u64>)
+                         : Handler(move128);
   return true;
 }
 
@@ -379,7 +399,8 @@ bool decode_memory(Decoder& d, Statement const& s, Op& op, Class& kind) {
   Type const t = last_type(s);
   if (!t.kind) unsupported(s);
   int const count = s.has("v8") ? 8 : s.has("v4") ? 4 : s.has("v2") ? 2 : 1;
-  bool const synchronising = s.has("volatile") || s.has("acquire") || s.has("relaxed") || s.has("release") || s.has("mmio");
+  bool const synchronising =
+      s.has("volatile") || s.has("acquire") || s.has("relaxed") || s.has("release") || s.has("mmio");
   Details x;
   Operand const &memory = s.operands[st ? 0 : 1], &data = s.operands[st ? 1 : 0];
   decode_list(d, data, op, x, !st, t.size);

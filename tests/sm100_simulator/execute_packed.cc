@@ -34,8 +34,12 @@ struct Single {
 
 enum Function { kAdd, kSub, kMul, kFma, kMin, kMax, kMinNan, kMaxNan };
 
-double minimum(double a, double b) { return a != a ? b : b != b ? a : a == b ? (std::signbit(a) ? a : b) : a < b ? a : b; }
-double maximum(double a, double b) { return a != a ? b : b != b ? a : a == b ? (std::signbit(a) ? b : a) : a > b ? a : b; }
+double minimum(double a, double b) {
+  return a != a ? b : b != b ? a : a == b ? (std::signbit(a) ? a : b) : a < b ? a : b;
+}
+double maximum(double a, double b) {
+  return a != a ? b : b != b ? a : a == b ? (std::signbit(a) ? b : a) : a > b ? a : b;
+}
 
 // kPer elements of format F in each lane. Flags: 1 flush, 2 saturate, 4 relu.
 template <class F, int kPer, int kFunction>
@@ -47,20 +51,39 @@ Step narrow(Context& c, Op const& op) {
     Bits v[kPer];
   } r[kLanes];
   bool const single = sizeof(Bits) == 4;
-  auto flush = [&](double x) { return single && op.immediate & 1 && std::fabs(x) < std::numeric_limits<float>::min() ? std::copysign(0., x) : x; };
+  auto flush = [&](double x) {
+    return single && op.immediate & 1 && std::fabs(x) < std::numeric_limits<float>::min() ? std::copysign(0., x) : x;
+  };
   for (int i = 0; i < kLanes * kPer; ++i) {
     double const a = flush(F::read(in[0][i])), b = flush(F::read(in[1][i])), d = flush(F::read(in[2][i]));
     double v = 0;
     switch (kFunction) {
-      case kAdd: v = a + b; break;
-      case kSub: v = a - b; break;
-      case kMul: v = a * b; break;
-      // The product of two floats is exact in double, but the sum may round twice: std::fma of the float itself for those.
-      case kFma: v = single ? double(std::fma(float(a), float(b), float(d))) : std::fma(a, b, d); break;
-      case kMin: v = minimum(a, b); break;
-      case kMax: v = maximum(a, b); break;
-      case kMinNan: v = a != a || b != b ? NAN : minimum(a, b); break;
-      case kMaxNan: v = a != a || b != b ? NAN : maximum(a, b); break;
+      case kAdd:
+        v = a + b;
+        break;
+      case kSub:
+        v = a - b;
+        break;
+      case kMul:
+        v = a * b;
+        break;
+      // The product of two floats is exact in double, but the sum may round twice: std::fma of the float itself for
+      // those.
+      case kFma:
+        v = single ? double(std::fma(float(a), float(b), float(d))) : std::fma(a, b, d);
+        break;
+      case kMin:
+        v = minimum(a, b);
+        break;
+      case kMax:
+        v = maximum(a, b);
+        break;
+      case kMinNan:
+        v = a != a || b != b ? NAN : minimum(a, b);
+        break;
+      case kMaxNan:
+        v = a != a || b != b ? NAN : maximum(a, b);
+        break;
     }
     if (op.immediate & 2) v = v != v ? 0 : std::min(std::max(v, 0.), 1.);
     if (op.immediate & 4 && v < 0) v = 0;
@@ -88,7 +111,9 @@ Step integer_pairs(Context& c, Op const& op) {
     T v[2];
   } r[kLanes];
   for (int i = 0; i < kLanes * 2; ++i)
-    r[i / 2].v[i & 1] = kFunction == kAdd ? T(a[i] + b[i]) : kFunction == kMin ? std::min(a[i], b[i]) : std::max(a[i], b[i]);
+    r[i / 2].v[i & 1] = kFunction == kAdd   ? T(a[i] + b[i])
+                        : kFunction == kMin ? std::min(a[i], b[i])
+                                            : std::max(a[i], b[i]);
   c.store(op.out, r);
   return Step::kNext;
 }
@@ -109,19 +134,31 @@ Step signs(Context& c, Op const& op) {
 bool decode_packed(Decoder& d, Statement const& s, Op& op, Class& kind) {
   std::string const& b = s.base();
   Type const t = last_type(s);
-  bool const half = t.kind == 'f' && t.size == (t.packed ? 4 : 2), brain = t.kind == 'h', pair32 = t.kind == 'f' && t.packed && t.size == 8;
+  bool const half = t.kind == 'f' && t.size == (t.packed ? 4 : 2), brain = t.kind == 'h',
+             pair32 = t.kind == 'f' && t.packed && t.size == 8;
   if (s.modifiers.size() < 2 || b == "cvt" || b == "atom" || b == "red" || b == "mma") return false;
   if (pair32) {
     op.run = narrow_handler<Single, 2>(b, false);
     if (s.has("rz") || s.has("rm") || s.has("rp")) unsupported(s, "has a rounding that the simulator does not do");
   } else if (half || brain) {
     if (b == "abs" || b == "neg")
-      op.run = t.packed ? (b == "neg" ? signs<4, true> : signs<4, false>) : (b == "neg" ? signs<2, true> : signs<2, false>);
-    else if (half) op.run = t.packed ? narrow_handler<Half, 2>(b, s.has("NaN")) : narrow_handler<Half, 1>(b, s.has("NaN"));
-    else op.run = t.packed ? narrow_handler<Brain, 2>(b, s.has("NaN")) : narrow_handler<Brain, 1>(b, s.has("NaN"));
+      op.run =
+          t.packed ? (b == "neg" ? signs<4, true> : signs<4, false>) : (b == "neg" ? signs<2, true> : signs<2, false>);
+    else if (half)
+      op.run = t.packed ? narrow_handler<Half, 2>(b, s.has("NaN")) : narrow_handler<Half, 1>(b, s.has("NaN"));
+    else
+      op.run = t.packed ? narrow_handler<Brain, 2>(b, s.has("NaN")) : narrow_handler<Brain, 1>(b, s.has("NaN"));
   } else if (t.packed && t.integer() && t.size == 4) {
-    if (t.kind == 's') op.run = b == "add" ? integer_pairs<i16, kAdd> : b == "min" ? integer_pairs<i16, kMin> : b == "max" ? integer_pairs<i16, kMax> : nullptr;
-    else op.run = b == "add" ? integer_pairs<u16, kAdd> : b == "min" ? integer_pairs<u16, kMin> : b == "max" ? integer_pairs<u16, kMax> : nullptr;
+    if (t.kind == 's')
+      op.run = b == "add"   ? integer_pairs<i16, kAdd>
+               : b == "min" ? integer_pairs<i16, kMin>
+               : b == "max" ? integer_pairs<i16, kMax>
+                            : nullptr;
+    else
+      op.run = b == "add"   ? integer_pairs<u16, kAdd>
+               : b == "min" ? integer_pairs<u16, kMin>
+               : b == "max" ? integer_pairs<u16, kMax>
+                            : nullptr;
   }
   if (!op.run) return false;
   if (s.has("xorsign") || s.has("relu") + s.has("sat") > 1) unsupported(s);

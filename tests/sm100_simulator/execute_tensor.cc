@@ -8,7 +8,10 @@ void check_loads_finished(Cta const& cta, u32 column, u32 columns, u32 blocks) {
   for (Warp const& w : cta.warps)
     for (auto const& load : w.tensor_loads)
       if (load.blocks & blocks && load.column < column + columns && column < load.column + load.columns)
-        fail("in_flight", "columns from %u of tensor memory are written, and warp %u of CTA %u has not waited (tcgen05.wait::ld) for its loads of them", column, w.index, cta.rank);
+        fail("in_flight",
+             "columns from %u of tensor memory are written, and warp %u of CTA %u has not waited (tcgen05.wait::ld) "
+             "for its loads of them",
+             column, w.index, cta.rank);
 }
 
 namespace {
@@ -22,7 +25,8 @@ Step allocate(Context& c, Op const& op) {
   Details const& d = details(c, op);
   u32 const columns = c.uniform<u32>(op.in[1], "a column count");
   u32 const to = u32(read_lane(c, op.in[0], d.values[0].size, c.first_lane())) + u32(d.numbers[0]);
-  if (columns < 32 || columns > kTensorColumns || columns & (columns - 1)) fail("tensor_memory", "tcgen05.alloc of %u columns: a power of two from 32 to 512", columns);
+  if (columns < 32 || columns > kTensorColumns || columns & (columns - 1))
+    fail("tensor_memory", "tcgen05.alloc of %u columns: a power of two from 32 to 512", columns);
   if (c.cta.tensor.relinquished) fail("tensor_memory", "tcgen05.alloc after tcgen05.relinquish_alloc_permit");
   u32 base;
   if (!c.cta.tensor.allocate(columns, base)) return Step::kBlocked;
@@ -56,16 +60,20 @@ struct Cell {
   int lane, column;
 };
 enum Shape { k32x32b, k16x64b, k16x128b, k16x256b };
-int per_repeat(Shape s) { return s == k32x32b || s == k16x64b ? 1 : s == k16x128b ? 2 : 4; }       // registers
+int per_repeat(Shape s) { return s == k32x32b || s == k16x64b ? 1 : s == k16x128b ? 2 : 4; }  // registers
 int columns_per_repeat(Shape s) { return s == k32x32b ? 1 : s == k16x64b ? 2 : s == k16x128b ? 4 : 8; }
 
 Cell cell(Shape s, int lane, int reg) {
   int const repeat = reg / per_repeat(s), r = reg % per_repeat(s), first = repeat * columns_per_repeat(s);
   switch (s) {
-    case k32x32b: return {lane, first};
-    case k16x64b: return {lane / 4 + lane % 2 * 8, first + lane / 2 % 2};
-    case k16x128b: return {lane / 4 + r * 8, first + lane % 4};
-    default: return {lane / 4 + r / 2 * 8, first + lane % 4 * 2 + r % 2};
+    case k32x32b:
+      return {lane, first};
+    case k16x64b:
+      return {lane / 4 + lane % 2 * 8, first + lane / 2 % 2};
+    case k16x128b:
+      return {lane / 4 + r * 8, first + lane % 4};
+    default:
+      return {lane / 4 + r / 2 * 8, first + lane % 4 * 2 + r % 2};
   }
 }
 
@@ -77,7 +85,8 @@ Area area(Context& c, u32 address, Shape shape, int registers, char const* what)
   u32 const columns = u32(registers / per_repeat(shape) * columns_per_repeat(shape));
   bool const whole = shape == k32x32b;
   if (lane / 32 != c.warp.index % 4 || lane % (whole ? 32 : 16))
-    fail("tensor_memory", "%s at lane %u: warp %u of a CTA reaches the lanes %u to %u", what, lane, c.warp.index, c.warp.index % 4 * 32, c.warp.index % 4 * 32 + 31);
+    fail("tensor_memory", "%s at lane %u: warp %u of a CTA reaches the lanes %u to %u", what, lane, c.warp.index,
+         c.warp.index % 4 * 32, c.warp.index % 4 * 32 + 31);
   return {lane, column, columns, (whole ? 3u : 1u) << lane / 16};
 }
 
@@ -85,7 +94,8 @@ Step tensor_load(Context& c, Op const& op) {
   if (!c.converged()) return Step::kBlocked;
   Details const& d = details(c, op);
   Shape const shape = Shape(d.numbers[0]);
-  Area const a = area(c, c.uniform<u32>(op.in[0], "a tensor memory address"), shape, int(d.values.size()), "tcgen05.ld");
+  Area const a =
+      area(c, c.uniform<u32>(op.in[0], "a tensor memory address"), shape, int(d.values.size()), "tcgen05.ld");
   Cta& cta = c.cta;
   cta.tensor.read(c.cluster, c.warp, cta.rank, a.column, a.columns, a.blocks, Stamp(), false, "tcgen05.ld");
   Warp& w = c.warp;
@@ -121,7 +131,8 @@ Step tensor_store(Context& c, Op const& op) {
   if (!c.converged()) return Step::kBlocked;
   Details const& d = details(c, op);
   Shape const shape = Shape(d.numbers[0]);
-  Area const a = area(c, c.uniform<u32>(op.in[0], "a tensor memory address"), shape, int(d.values.size()), "tcgen05.st");
+  Area const a =
+      area(c, c.uniform<u32>(op.in[0], "a tensor memory address"), shape, int(d.values.size()), "tcgen05.st");
   check_loads_finished(c.cta, a.column, a.columns, a.blocks);
   c.cta.tensor.write(c.cluster, c.warp, c.cta.rank, a.column, a.columns, a.blocks, c.warp.stamp(), false, "tcgen05.st");
   for (size_t r = 0; r < d.values.size(); ++r) {
@@ -164,17 +175,19 @@ Step copy(Context& c, Op const& op) {
       Cta& cta = *cluster.ctas[pair + u32(h)];
       for (int lane = 0; lane < int(kTensorLanes); ++lane)
         for (int p = 0; p < pieces; ++p)
-          memcpy(&cta.tensor.cells[u32(lane) * kTensorColumns + (to & 0x1ff) + u32(p) * 4], &cta.shared[k_major_offset(from, u32(lane % rows), u32(p))], 16);
+          memcpy(&cta.tensor.cells[u32(lane) * kTensorColumns + (to & 0x1ff) + u32(p) * 4],
+                 &cta.shared[k_major_offset(from, u32(lane % rows), u32(p))], 16);
     }
   });
   return Step::kNext;
 }
 
-// numbers: kind, CTAs, scale vector. in: d, a, b, instruction. values: scale factors of A and B, disabled lanes; numbers[3]: the
-// predicate's offset, its negation in bit 32
+// numbers: kind, CTAs, scale vector. in: d, a, b, instruction. values: scale factors of A and B, disabled lanes;
+// numbers[3]: the predicate's offset, its negation in bit 32
 Step multiply(Context& c, Op const& op) {
   Details const& d = details(c, op);
-  if (__builtin_popcount(c.mask) != 1) fail("divergence", "tcgen05.mma is issued by %d lanes at once", __builtin_popcount(c.mask));
+  if (__builtin_popcount(c.mask) != 1)
+    fail("divergence", "tcgen05.mma is issued by %d lanes at once", __builtin_popcount(c.mask));
   int const l = c.first_lane();
   Multiply x{};
   x.kind = MultiplyKind(d.numbers[0]);
@@ -200,17 +213,21 @@ Step multiply(Context& c, Op const& op) {
 
 Step commit(Context& c, Op const& op) {  // numbers: displacement, 1: multicast. values: mbarrier, mask
   Details const& d = details(c, op);
-  if (__builtin_popcount(c.mask) != 1) fail("divergence", "tcgen05.commit by %d lanes at once", __builtin_popcount(c.mask));
+  if (__builtin_popcount(c.mask) != 1)
+    fail("divergence", "tcgen05.commit by %d lanes at once", __builtin_popcount(c.mask));
   int const l = c.first_lane();
   u32 const barrier = u32(read_lane(c, op.in[0], d.values[0].size, l)) + u32(d.numbers[0]);
-  u32 const ranks = d.numbers[1] ? u32(read_lane(c, d.values[1].offset, d.values[1].size, l)) & 0xffff : 1u << (barrier >> kRankShift);
+  u32 const ranks = d.numbers[1] ? u32(read_lane(c, d.values[1].offset, d.values[1].size, l)) & 0xffff
+                                 : 1u << (barrier >> kRankShift);
   Cluster& cluster = c.cluster;
   Machine& m = c.machine;
-  if (ranks >> cluster.ctas.size()) fail("out_of_bounds", "tcgen05.commit to CTAs %#x of a cluster of %zu", ranks, cluster.ctas.size());
+  if (ranks >> cluster.ctas.size())
+    fail("out_of_bounds", "tcgen05.commit to CTAs %#x of a cluster of %zu", ranks, cluster.ctas.size());
   u32 const agent = c.cta.tensor_agent, epoch = c.cta.tensor_epoch++;
   for (u32 r = 0; r < cluster.ctas.size(); ++r)
     if (ranks >> r & 1) usable_mbarrier(c, (barrier & kOffsetMask) | r << kRankShift);
-  // What the issuing warp had seen comes before the multiplications, and so before their completion; its own accesses do not.
+  // What the issuing warp had seen comes before the multiplications, and so before their completion; its own accesses
+  // do not.
   auto seen = std::make_shared<Clock>(c.warp.clock);
   seen->seen[c.warp.agent] = seen->fenced[c.warp.agent] = 0;
   seen->seen[agent] = epoch;
@@ -236,8 +253,10 @@ Shape shape_of(Statement const& s) {
 }
 
 void decode_multiply(Decoder& d, Statement const& s, Op& op, Details& x) {
-  static std::map<std::string, MultiplyKind> const kKinds{{"kind::f16", MultiplyKind::kF16}, {"kind::tf32", MultiplyKind::kTF32}, {"kind::f8f6f4", MultiplyKind::kF8F6F4},
-    {"kind::mxf8f6f4", MultiplyKind::kMXF8F6F4}, {"kind::mxf4", MultiplyKind::kMXF4}, {"kind::mxf4nvf4", MultiplyKind::kMXF4NVF4}};
+  static std::map<std::string, MultiplyKind> const kKinds{
+      {"kind::f16", MultiplyKind::kF16},       {"kind::tf32", MultiplyKind::kTF32},
+      {"kind::f8f6f4", MultiplyKind::kF8F6F4}, {"kind::mxf8f6f4", MultiplyKind::kMXF8F6F4},
+      {"kind::mxf4", MultiplyKind::kMXF4},     {"kind::mxf4nvf4", MultiplyKind::kMXF4NVF4}};
   if (s.has("sp") || s.has("ws")) unsupported(s);
   bool known = false;
   for (std::string const& m : s.modifiers) {
@@ -252,8 +271,11 @@ void decode_multiply(Decoder& d, Statement const& s, Op& op, Details& x) {
   MultiplyKind const kind = MultiplyKind(x.numbers[0]);
   bool const block = s.has("block_scale");
   if (block) {
-    int const vector = s.has("scale_vec::1X") ? 1 : s.has("scale_vec::2X") || s.has("block32") ? (kind == MultiplyKind::kMXF8F6F4 ? 1 : 2) : s.has("scale_vec::4X") || s.has("block16") ? 4
-                       : kind == MultiplyKind::kMXF8F6F4 ? 1 : 2;
+    int const vector = s.has("scale_vec::1X")                       ? 1
+                       : s.has("scale_vec::2X") || s.has("block32") ? (kind == MultiplyKind::kMXF8F6F4 ? 1 : 2)
+                       : s.has("scale_vec::4X") || s.has("block16") ? 4
+                       : kind == MultiplyKind::kMXF8F6F4            ? 1
+                                                                    : 2;
     x.numbers[2] = u64(vector);
   }
   op.in[0] = d.address(s.operands[0], op).offset;
@@ -312,10 +334,14 @@ bool decode_tensor(Decoder& d, Statement const& s, Op& op, Class& kind) {
   } else if (what == "cp") {
     if (s.has("b8x16")) unsupported(s);
     x.numbers[0] = ctas;
-    if (s.has("32x128b") && s.has("warpx4")) x.numbers[1] = 32, x.numbers[2] = 1;
-    else if (s.has("128x256b")) x.numbers[1] = 128, x.numbers[2] = 2;
-    else if (s.has("128x128b")) x.numbers[1] = 128, x.numbers[2] = 1;
-    else unsupported(s);
+    if (s.has("32x128b") && s.has("warpx4"))
+      x.numbers[1] = 32, x.numbers[2] = 1;
+    else if (s.has("128x256b"))
+      x.numbers[1] = 128, x.numbers[2] = 2;
+    else if (s.has("128x128b"))
+      x.numbers[1] = 128, x.numbers[2] = 1;
+    else
+      unsupported(s);
     op.in[0] = d.address(s.operands[0], op).offset;
     op.in[1] = d.source(s.operands[1], 8, op).offset;
     op.run = copy;

@@ -1,5 +1,5 @@
-// Running a grid: which clusters are resident, which warp goes next, when asynchronous work arrives, and what to say when nothing
-// moves any more.
+// Running a grid: which clusters are resident, which warp goes next, when asynchronous work arrives, and what to say
+// when nothing moves any more.
 #include "machine.h"
 
 #include <algorithm>
@@ -16,9 +16,12 @@ void unflatten(u32 i, u32 const (&extent)[3], u32 (&out)[3]) {
 
 constexpr u32 kMbarriersPerCta = 64;
 
-u32 special_value(std::string const& name, Machine const& m, Cluster const& cluster, Cta const& cta, Warp const& w, u32 lane) {
+u32 special_value(std::string const& name, Machine const& m, Cluster const& cluster, Cta const& cta, Warp const& w,
+                  u32 lane) {
   Launch const& l = *m.launch;
-  auto axis = [&](char const* prefix) { return name.compare(0, strlen(prefix), prefix) == 0 ? int(name.back() - 'x') : -1; };
+  auto axis = [&](char const* prefix) {
+    return name.compare(0, strlen(prefix), prefix) == 0 ? int(name.back() - 'x') : -1;
+  };
   u32 const thread = w.index * kLanes + lane;
   if (int const i = axis("%tid."); i >= 0) {
     u32 at[3];
@@ -72,7 +75,9 @@ void Machine::deliver(bool all) {
     size_t best = events_.size();
     for (size_t i = 0; i < events_.size(); ++i) {
       if (!all && events_[i].due > now) continue;
-      if (best == events_.size() || std::make_pair(events_[i].due, events_[i].order) < std::make_pair(events_[best].due, events_[best].order)) best = i;
+      if (best == events_.size() ||
+          std::make_pair(events_[i].due, events_[i].order) < std::make_pair(events_[best].due, events_[best].order))
+        best = i;
     }
     if (best == events_.size()) return;
     Event event = std::move(events_[best]);
@@ -84,7 +89,8 @@ void Machine::deliver(bool all) {
 
 bool Machine::cancel_cluster(u32 out[3]) {
   if (next_cluster >= clusters) return false;
-  u32 const extent[3] = {launch->grid[0] / launch->cluster[0], launch->grid[1] / launch->cluster[1], launch->grid[2] / launch->cluster[2]};
+  u32 const extent[3] = {launch->grid[0] / launch->cluster[0], launch->grid[1] / launch->cluster[1],
+                         launch->grid[2] / launch->cluster[2]};
   u32 at[3];
   unflatten(next_cluster++, extent, at);
   for (int i = 0; i < 3; ++i) out[i] = at[i] * launch->cluster[i];
@@ -123,7 +129,8 @@ void Machine::start_warp(Cta& cta, u32 index) {
     w.written[c.value.id] = kAllLanes;
   }
   for (auto const& [name, value] : p.special) {
-    for (u32 l = 0; l < kLanes; ++l) reinterpret_cast<u32*>(w.file + value.offset)[l] = special_value(name, *this, cluster, cta, w, l);
+    for (u32 l = 0; l < kLanes; ++l)
+      reinterpret_cast<u32*>(w.file + value.offset)[l] = special_value(name, *this, cluster, cta, w, l);
     w.written[value.id] = kAllLanes;
   }
 }
@@ -160,7 +167,8 @@ void Machine::start_cluster() {
     cta.warps.resize(warps);
     cta.live_warps = warps;
     // What a thread may have at most, since the PTX does not say what it gets.
-    u32 const registers = l.program->kernel->max_registers ? l.program->kernel->max_registers : std::min(255u, 65536 / (warps * kLanes)) / 8 * 8;
+    u32 const registers = l.program->kernel->max_registers ? l.program->kernel->max_registers
+                                                           : std::min(255u, 65536 / (warps * kLanes)) / 8 * 8;
     cta.registers_used = registers * warps * kLanes;
     for (u32 i = 0; i < warps; ++i) {
       cta.warps[i].registers = registers;
@@ -176,7 +184,8 @@ namespace {
 std::string where(Machine const& m, Warp const& w, u32 pc, u32 mask) {
   char text[256];
   Cta const& cta = *w.cta;
-  snprintf(text, sizeof text, "\n  CTA (%u, %u, %u), rank %u, warp %u, lanes %#x, instruction %u: ", cta.index[0], cta.index[1], cta.index[2], cta.rank, w.index, mask, pc);
+  snprintf(text, sizeof text, "\n  CTA (%u, %u, %u), rank %u, warp %u, lanes %#x, instruction %u: ", cta.index[0],
+           cta.index[1], cta.index[2], cta.rank, w.index, mask, pc);
   auto const& statements = m.launch->program->kernel->statements;
   return text + (pc < statements.size() ? statements[pc].text : "end");
 }
@@ -186,10 +195,14 @@ std::string where(Machine const& m, Warp const& w, u32 pc, u32 mask) {
   std::string const name = id < registers.size() ? registers[id].name : "?";
   for (auto const& load : c.warp.tensor_loads)
     for (Value const& v : load.values)
-      if (v.id == id) fail("in_flight", "register %s is the result of a tcgen05.ld without a tcgen05.wait::ld", name.c_str());
+      if (v.id == id)
+        fail("in_flight", "register %s is the result of a tcgen05.ld without a tcgen05.wait::ld", name.c_str());
   if (!c.warp.tensor_loads.empty())
-    fail("in_flight", "register %s is read and holds nothing yet: the warp has loads of tensor memory without a tcgen05.wait::ld", name.c_str());
-  fail("uninitialised", "register %s is read and was never written (lanes %#x)", name.c_str(), c.mask & ~c.warp.written[id]);
+    fail("in_flight",
+         "register %s is read and holds nothing yet: the warp has loads of tensor memory without a tcgen05.wait::ld",
+         name.c_str());
+  fail("uninitialised", "register %s is read and was never written (lanes %#x)", name.c_str(),
+       c.mask & ~c.warp.written[id]);
 }
 
 void merge(std::vector<LaneGroup>& groups) {
@@ -262,8 +275,10 @@ void Machine::run_slice(Cluster& cluster, Warp& w, int quantum) {
       } while (alone && quantum > 0 && w.groups.size() == 1 && w.groups[0].mask);
       if (step == Step::kBlocked || step == Step::kYield) w.groups[chosen].asleep = true;
       for (size_t i = 0; i < w.groups.size();) {
-        if (w.groups[i].mask == 0) w.groups.erase(w.groups.begin() + long(i));
-        else ++i;
+        if (w.groups[i].mask == 0)
+          w.groups.erase(w.groups.begin() + long(i));
+        else
+          ++i;
       }
       if (w.groups.size() > 1) merge(w.groups);
     }
@@ -276,13 +291,18 @@ void Machine::run_slice(Cluster& cluster, Warp& w, int quantum) {
     ++progress;
     try {
       for (auto const& group : w.bulk_groups)
-        if (!group->reads.empty()) fail("in_flight", "a warp exits and has not waited for its bulk stores to read shared memory (cp.async.bulk.wait_group.read)");
+        if (!group->reads.empty())
+          fail("in_flight",
+               "a warp exits and has not waited for its bulk stores to read shared memory "
+               "(cp.async.bulk.wait_group.read)");
       for (auto const& group : w.open_groups)
         if (group) fail("in_flight", "a warp exits with bulk stores that it never committed");
       if (!w.tensor_loads.empty()) fail("in_flight", "a warp exits with a tcgen05.ld that it has not waited for");
       if (cta.live_warps == 0) {
-        if (u32 const n = cta.tensor.allocated()) fail("tensor_memory", "a CTA exits with %u columns of tensor memory allocated", n);
-        if (cta.copies_in_flight) fail("in_flight", "a CTA exits while %u asynchronous copies write its shared memory", cta.copies_in_flight);
+        if (u32 const n = cta.tensor.allocated())
+          fail("tensor_memory", "a CTA exits with %u columns of tensor memory allocated", n);
+        if (cta.copies_in_flight)
+          fail("in_flight", "a CTA exits while %u asynchronous copies write its shared memory", cta.copies_in_flight);
         cta.exited = true;
       }
     } catch (Failure const& f) {
@@ -313,28 +333,35 @@ void Machine::report_deadlock() {
     for (auto const& cta : cluster->ctas) {
       for (Warp const& w : cta->warps) {
         for (LaneGroup const& g : w.groups) {
-          snprintf(line, sizeof line, "  CTA (%u, %u, %u), rank %u, warp %u, lanes %#x at instruction %u: %s\n", cta->index[0], cta->index[1], cta->index[2], cta->rank, w.index, g.mask, g.pc,
+          snprintf(line, sizeof line, "  CTA (%u, %u, %u), rank %u, warp %u, lanes %#x at instruction %u: %s\n",
+                   cta->index[0], cta->index[1], cta->index[2], cta->rank, w.index, g.mask, g.pc,
                    g.pc < statements.size() ? statements[g.pc].text.substr(0, 160).c_str() : "end");
           text += line;
           if (w.waits_on) {
-            snprintf(line, sizeof line, "    waits for parity %u of the mbarrier at %#x\n", w.waits_on & 1, w.waits_on & ~1u);
+            snprintf(line, sizeof line, "    waits for parity %u of the mbarrier at %#x\n", w.waits_on & 1,
+                     w.waits_on & ~1u);
             text += line;
           }
         }
       }
       for (auto const& [offset, b] : cta->mbarriers) {
         if (b->pending == b->expected && b->bytes == 0) continue;
-        snprintf(line, sizeof line, "  mbarrier at %#x of rank %u: phase %llu, %u of %u arrivals missing, %lld bytes missing\n", b->address, cta->rank, (unsigned long long)b->completed, b->pending, b->expected, (long long)b->bytes);
+        snprintf(line, sizeof line,
+                 "  mbarrier at %#x of rank %u: phase %llu, %u of %u arrivals missing, %lld bytes missing\n",
+                 b->address, cta->rank, (unsigned long long)b->completed, b->pending, b->expected, (long long)b->bytes);
         text += line;
       }
       for (size_t i = 0; i < cta->barriers.size(); ++i) {
         NamedBarrier const& b = cta->barriers[i];
         if (!b.arrived) continue;
-        snprintf(line, sizeof line, "  barrier %zu of rank %u: %u of %u threads\n", i, cta->rank, b.arrived, b.needed ? b.needed : cta->live_warps * kLanes);
+        snprintf(line, sizeof line, "  barrier %zu of rank %u: %u of %u threads\n", i, cta->rank, b.arrived,
+                 b.needed ? b.needed : cta->live_warps * kLanes);
         text += line;
       }
     }
-    if (cluster->arrived) text += "  the cluster's barrier has " + std::to_string(cluster->arrived) + " of " + std::to_string(cluster->live_warps()) + " warps\n";
+    if (cluster->arrived)
+      text += "  the cluster's barrier has " + std::to_string(cluster->arrived) + " of " +
+              std::to_string(cluster->live_warps()) + " warps\n";
   }
   throw Failure("deadlock", text);
 }
@@ -390,7 +417,9 @@ void Machine::run(Launch const& l) {
         if (idle_rounds > 2000) report_deadlock();
       }
     }
-    if (traffic.instructions - start > settings.max_instructions) fail("deadlock", "more than %llu instructions: the kernel seems not to end", (unsigned long long)settings.max_instructions);
+    if (traffic.instructions - start > settings.max_instructions)
+      fail("deadlock", "more than %llu instructions: the kernel seems not to end",
+           (unsigned long long)settings.max_instructions);
   }
 }
 

@@ -15,8 +15,8 @@ struct Cluster;
 struct Cta;
 class Machine;
 
-// Addresses. Global memory is the host's own. A shared address has the CTA's rank in bits 24 and up, as the instructions of a
-// CTA pair assume (they clear bit 24 to reach the even CTA); generic addresses have a tag.
+// Addresses. Global memory is the host's own. A shared address has the CTA's rank in bits 24 and up, as the
+// instructions of a CTA pair assume (they clear bit 24 to reach the even CTA); generic addresses have a tag.
 constexpr u64 kSharedTag = 1ull << 62, kLocalTag = 1ull << 61;
 constexpr u32 kRankShift = 24, kOffsetMask = (1u << kRankShift) - 1;
 constexpr u32 kReservedShared = 1024;  // at the bottom of every CTA's shared memory
@@ -42,7 +42,7 @@ struct BulkGroup {  // bulk stores of one thread, committed together
     u32 address, bytes;
   };
   int lane = 0;
-  std::vector<Range> reads;  // of shared memory, until a wait says that they are over
+  std::vector<Range> reads;       // of shared memory, until a wait says that they are over
   int unread = 0, unwritten = 0;  // operations that have still to read shared memory, to write
 };
 
@@ -74,7 +74,7 @@ struct Warp {
     std::vector<Value> values;
   };
   std::vector<TensorLoad> tensor_loads;  // tcgen05.ld without a wait as yet
-  std::map<u64, u64> acquired_maps;  // tensor map to the time of its fence
+  std::map<u64, u64> acquired_maps;      // tensor map to the time of its fence
   u32 registers = 0;
 
   bool done() const { return groups.empty(); }
@@ -186,8 +186,8 @@ struct Settings {
   u32 sms = 4;
   u64 max_instructions = 4000000000ull;
   // What the PTX ISA does not allow and the hardware forgives; CUTLASS relies on both.
-  bool allow_unwaited_loads = false;    // the result of a tcgen05.ld is there when an instruction reads it
-  bool allow_relaxed_release = false;   // a relaxed arrival at the cluster's barrier releases like any other
+  bool allow_unwaited_loads = false;   // the result of a tcgen05.ld is there when an instruction reads it
+  bool allow_relaxed_release = false;  // a relaxed arrival at the cluster's barrier releases like any other
 };
 
 class Machine {
@@ -208,7 +208,7 @@ class Machine {
   std::vector<std::vector<u64>> counts;  // executions of each instruction by each warp of a cluster
   std::map<u64, u64> maps_written;       // tensor maps that this launch has written, and when
   u64 map_time = 0;
-  u32 next_cluster = 0, clusters = 0;    // of the grid
+  u32 next_cluster = 0, clusters = 0;  // of the grid
   u64 now = 0;
 
   bool cancel_cluster(u32 out[3]);  // cluster-launch control: takes the next cluster that has not started

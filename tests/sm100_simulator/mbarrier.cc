@@ -20,7 +20,8 @@ void finish_phase(Machine& m, Mbarrier& b) {
 void mbarrier_arrive(Machine& m, Mbarrier& b, u32 count) {
   ++m.progress;
   if (b.pending < count)
-    fail("mbarrier", "over-arrival: %u arrivals at the mbarrier at %#x, whose phase %llu waits for %u more", count, b.address, (unsigned long long)b.completed, b.pending);
+    fail("mbarrier", "over-arrival: %u arrivals at the mbarrier at %#x, whose phase %llu waits for %u more", count,
+         b.address, (unsigned long long)b.completed, b.pending);
   b.pending -= count;
   finish_phase(m, b);
 }
@@ -29,13 +30,16 @@ void mbarrier_arrive(Machine& m, Mbarrier& b, u32 count) {
 void mbarrier_complete_bytes(Machine& m, Mbarrier& b, i64 bytes) {
   ++m.progress;
   b.bytes -= bytes;
-  if (b.bytes > kMaxCount || b.bytes < -kMaxCount) fail("mbarrier", "the transaction count of the mbarrier at %#x leaves its range: %lld", b.address, (long long)b.bytes);
+  if (b.bytes > kMaxCount || b.bytes < -kMaxCount)
+    fail("mbarrier", "the transaction count of the mbarrier at %#x leaves its range: %lld", b.address,
+         (long long)b.bytes);
   if (bytes > 0) finish_phase(m, b);
 }
 
 Mbarrier& usable_mbarrier(Context& c, u32 address) {
   Mbarrier& b = c.cluster.mbarrier(address);
-  if (!b.initialised.before(c.warp.clock)) fail("mbarrier", "the mbarrier at %#x is used, and no barrier orders its initialisation before", address);
+  if (!b.initialised.before(c.warp.clock))
+    fail("mbarrier", "the mbarrier at %#x is used, and no barrier orders its initialisation before", address);
   return b;
 }
 
@@ -52,7 +56,10 @@ bool mbarrier_poll(Context& c, Mbarrier& b, u32 parity) {
     w.waits_on = key;
     w.waits_since = b.completed;
   } else if (b.completed >= w.waits_since + 2) {
-    fail("mbarrier", "two phases of the mbarrier at %#x passed while a warp waited for the first of them: parity cannot tell them apart", b.address);
+    fail("mbarrier",
+         "two phases of the mbarrier at %#x passed while a warp waited for the first of them: parity cannot tell them "
+         "apart",
+         b.address);
   }
   return false;
 }

@@ -5,22 +5,37 @@
 namespace simulator {
 
 MatrixDescriptor parse_descriptor(u64 x) {
-  if ((x >> 46 & 7) != 1) fail("descriptor", "bits 46 to 48 of the shared-memory descriptor %#llx: 0b001", (unsigned long long)x);
-  if (x >> 53 & 0xff || x >> 14 & 3 || x >> 30 & 3) fail("descriptor", "reserved bits of the shared-memory descriptor %#llx are set", (unsigned long long)x);
-  if (x >> 49 & 15) fail("descriptor", "a base offset or an absolute leading dimension in the descriptor %#llx is not known to the simulator", (unsigned long long)x);
+  if ((x >> 46 & 7) != 1)
+    fail("descriptor", "bits 46 to 48 of the shared-memory descriptor %#llx: 0b001", (unsigned long long)x);
+  if (x >> 53 & 0xff || x >> 14 & 3 || x >> 30 & 3)
+    fail("descriptor", "reserved bits of the shared-memory descriptor %#llx are set", (unsigned long long)x);
+  if (x >> 49 & 15)
+    fail("descriptor",
+         "a base offset or an absolute leading dimension in the descriptor %#llx is not known to the simulator",
+         (unsigned long long)x);
   int swizzle;
   switch (x >> 61) {
-    case 0: swizzle = 0; break;
-    case 6: swizzle = 1; break;
-    case 4: swizzle = 2; break;
-    case 2: swizzle = 3; break;
-    default: fail("descriptor", "swizzle mode %d of a shared-memory descriptor", int(x >> 61));
+    case 0:
+      swizzle = 0;
+      break;
+    case 6:
+      swizzle = 1;
+      break;
+    case 4:
+      swizzle = 2;
+      break;
+    case 2:
+      swizzle = 3;
+      break;
+    default:
+      fail("descriptor", "swizzle mode %d of a shared-memory descriptor", int(x >> 61));
   }
   MatrixDescriptor const d{u32(x & 0x3fff) << 4, u32(x >> 16 & 0x3fff) << 4, u32(x >> 32 & 0x3fff) << 4, swizzle};
   // A swizzle's pattern repeats every 8 rows of its span; a start within the first row advances along K.
   u32 const span = 16u << swizzle;
   if (swizzle && d.start % (8 * span) >= span)
-    fail("descriptor", "a matrix with a swizzle of %u bytes starts at %#x: its pattern needs a multiple of %u", span, d.start, 8 * span);
+    fail("descriptor", "a matrix with a swizzle of %u bytes starts at %#x: its pattern needs a multiple of %u", span,
+         d.start, 8 * span);
   return d;
 }
 
@@ -45,7 +60,8 @@ namespace {
 u32 row_major_offset(MatrixDescriptor const& d, u32 piece, u32 k) {
   u32 const wide = 1u << d.swizzle;  // pieces of a swizzle's span
   if (!d.swizzle) return d.start + piece * d.stride + k % 8 * 16 + k / 8 * d.leading;
-  return swizzled(d.start + piece % wide * 16 + piece / wide * d.leading + k % 8 * (wide * 16) + k / 8 * d.stride, d.swizzle);
+  return swizzled(d.start + piece % wide * 16 + piece / wide * d.leading + k % 8 * (wide * 16) + k / 8 * d.stride,
+                  d.swizzle);
 }
 
 struct Instruction {  // the fields of the instruction descriptor
@@ -56,15 +72,21 @@ struct Instruction {  // the fields of the instruction descriptor
 
 int element_k(MultiplyKind kind) {
   switch (kind) {
-    case MultiplyKind::kF16: return 16;
-    case MultiplyKind::kTF32: return 8;
+    case MultiplyKind::kF16:
+      return 16;
+    case MultiplyKind::kTF32:
+      return 8;
     case MultiplyKind::kMXF4:
-    case MultiplyKind::kMXF4NVF4: return 64;
-    default: return 32;
+    case MultiplyKind::kMXF4NVF4:
+      return 64;
+    default:
+      return 32;
   }
 }
 
-bool scaled(MultiplyKind kind) { return kind == MultiplyKind::kMXF8F6F4 || kind == MultiplyKind::kMXF4 || kind == MultiplyKind::kMXF4NVF4; }
+bool scaled(MultiplyKind kind) {
+  return kind == MultiplyKind::kMXF8F6F4 || kind == MultiplyKind::kMXF4 || kind == MultiplyKind::kMXF4NVF4;
+}
 bool fp4_only(MultiplyKind kind) { return kind == MultiplyKind::kMXF4 || kind == MultiplyKind::kMXF4NVF4; }
 
 Instruction parse_instruction(Multiply const& x) {
@@ -88,8 +110,10 @@ Instruction parse_instruction(Multiply const& x) {
     if (i & (1u << 3 | 1u << 6)) bad("a reserved bit is set");
     if (i >> 31) bad("K = 96 is not of this architecture");
     if (x.kind != MultiplyKind::kMXF4NVF4 && !r.e8m0) bad("the scale factors of this kind are UE8M0");
-    if (x.kind == MultiplyKind::kMXF4NVF4 && x.scale_vector == 2 && !r.e8m0) bad("scale factors of 32 elements are UE8M0");
-    if (x.scale_vector == 2 && (r.scale_id_a & 1 || r.scale_id_b & 1)) bad("the scale factor ids of two a row are 0 and 2");
+    if (x.kind == MultiplyKind::kMXF4NVF4 && x.scale_vector == 2 && !r.e8m0)
+      bad("scale factors of 32 elements are UE8M0");
+    if (x.scale_vector == 2 && (r.scale_id_a & 1 || r.scale_id_b & 1))
+      bad("the scale factor ids of two a row are 0 and 2");
     if (x.scale_vector == 4 && (r.scale_id_a || r.scale_id_b)) bad("the scale factor id of four a row is 0");
   } else {
     if ((i >> 4 & 3) != 1) bad("accumulators other than FP32 are not known to the simulator");
@@ -97,11 +121,15 @@ Instruction parse_instruction(Multiply const& x) {
   }
   auto format_ok = [&](int f) {
     switch (x.kind) {
-      case MultiplyKind::kF16: return f < 2;
-      case MultiplyKind::kTF32: return f == 2;
+      case MultiplyKind::kF16:
+        return f < 2;
+      case MultiplyKind::kTF32:
+        return f == 2;
       case MultiplyKind::kMXF4:
-      case MultiplyKind::kMXF4NVF4: return f == 1;
-      default: return f == 0 || f == 1 || f == 3 || f == 4 || f == 5;
+      case MultiplyKind::kMXF4NVF4:
+        return f == 1;
+      default:
+        return f == 0 || f == 1 || f == 3 || f == 4 || f == 5;
     }
   };
   if (!format_ok(r.format_a) || !format_ok(r.format_b)) bad("a format that this kind does not have");
@@ -141,7 +169,8 @@ class MatrixOperand {
     }
     int const each = per_piece();
     for (int k = 0; k < k_; ++k)
-      for (int p = 0; p < rows / each; ++p) unpack(shared + row_major_offset(d_, u32(p), u32(k)), out + k * stride + p * each, each);
+      for (int p = 0; p < rows / each; ++p)
+        unpack(shared + row_major_offset(d_, u32(p), u32(k)), out + k * stride + p * each, each);
   }
 
  private:
@@ -167,7 +196,8 @@ class MatrixOperand {
       int const bits = format_ < 2 ? 8 : format_ == 5 ? 4 : 6;
       for (int i = 0; i < count; ++i) {
         u32 two;
-        if (bits == 8) two = p[i];
+        if (bits == 8)
+          two = p[i];
         else {
           u16 pair;
           memcpy(&pair, p + i * bits / 8, 2);
@@ -219,7 +249,8 @@ void multiply_block(float const* a, int a_stride, float const* b, int b_stride, 
   float sum[kRowBlock][kColumnBlock] = {};
   for (int kk = 0; kk < k; ++kk) {
     for (int i = 0; i < kRowBlock; ++i)
-      for (int j = 0; j < kColumnBlock; ++j) sum[i][j] = std::fma(a[kk * a_stride + i], b[kk * b_stride + j], sum[i][j]);
+      for (int j = 0; j < kColumnBlock; ++j)
+        sum[i][j] = std::fma(a[kk * a_stride + i], b[kk * b_stride + j], sum[i][j]);
   }
   for (int i = 0; i < kRowBlock; ++i) memcpy(out + i * out_stride, sum[i], sizeof sum[i]);
 }
@@ -237,13 +268,15 @@ void accumulate(float* d, float const* t, float scale, float const* scales, int 
 
 void compute(Cluster& cluster, Work const& w) {
   Multiply const& x = w.x;
-  int const k = element_k(x.kind), n = w.i.n, ctas = x.ctas, rows = w.i.m / ctas, columns = n / ctas, padded = round_up(n, kColumnBlock);
+  int const k = element_k(x.kind), n = w.i.n, ctas = x.ctas, rows = w.i.m / ctas, columns = n / ctas,
+            padded = round_up(n, kColumnBlock);
   u32 const pair = ctas == 2 ? x.rank & ~1u : x.rank;
   thread_local std::vector<float> b, a, sums, scales;
   b.assign(size_t(k) * padded, 0.f);
   a.resize(size_t(k) * rows);
   sums.resize(size_t(rows) * padded);
-  for (int h = 0; h < ctas; ++h) w.b.read(cluster.ctas[pair + h]->shared.data(), columns, b.data() + h * columns, padded);
+  for (int h = 0; h < ctas; ++h)
+    w.b.read(cluster.ctas[pair + h]->shared.data(), columns, b.data() + h * columns, padded);
   bool const block_scaled = scaled(x.kind);
   int const vectors = block_scaled ? x.scale_vector : 1, step = k / vectors;
   scales.resize(n);
@@ -254,14 +287,15 @@ void compute(Cluster& cluster, Work const& w) {
     for (int v = 0; v < vectors; ++v) {
       for (int m = 0; m < rows; m += kRowBlock)
         for (int j = 0; j < padded; j += kColumnBlock)
-          multiply_block(&a[size_t(v) * step * rows + m], rows, &b[size_t(v) * step * padded + j], padded, step, &sums[size_t(m) * padded + j], padded);
+          multiply_block(&a[size_t(v) * step * rows + m], rows, &b[size_t(v) * step * padded + j], padded, step,
+                         &sums[size_t(m) * padded + j], padded);
       for (int j = 0; block_scaled && j < n; ++j) {
         u32 const word = cells[(j % 32) * kTensorColumns + (x.scale_b & 0x1ff) + j / 32];
         scales[j] = scale_value(w.i.e8m0, u8(word >> 8 * ((w.i.scale_id_b + v) & 3)));
       }
       for (int m = 0; m < rows; ++m) {
-        // M = 64 of a CTA: alone, in the first half of each quarter of the lanes; of a pair, columns in two halves, one below the
-        // other
+        // M = 64 of a CTA: alone, in the first half of each quarter of the lanes; of a pair, columns in two halves, one
+        // below the other
         bool const halves = rows == 64 && ctas == 2;
         int const lane = rows == 64 && ctas == 1 ? m / 16 * 32 + m % 16 : m, width = halves ? n / 2 : n;
         u32 const word = block_scaled ? cells[(m % 32) * kTensorColumns + (x.scale_a & 0x1ff) + m / 32] : 0;
@@ -270,7 +304,8 @@ void compute(Cluster& cluster, Work const& w) {
           int const l = lane + half * 64;
           if (x.disabled_lanes[l / 32] >> l % 32 & 1) continue;
           float* d = reinterpret_cast<float*>(&cells[l * kTensorColumns + (x.d & 0x1ff)]);
-          accumulate(d, &sums[size_t(m) * padded] + half * width, scale, block_scaled ? scales.data() + half * width : nullptr, width, x.accumulate || v > 0);
+          accumulate(d, &sums[size_t(m) * padded] + half * width, scale,
+                     block_scaled ? scales.data() + half * width : nullptr, width, x.accumulate || v > 0);
         }
       }
     }
@@ -282,9 +317,11 @@ void compute(Cluster& cluster, Work const& w) {
 std::function<void()> prepare_multiply(Context& c, Multiply const& x) {
   Instruction const i = parse_instruction(x);
   Cluster& cluster = c.cluster;
-  if (x.ctas == 2 && cluster.ctas.size() % 2) fail("launch", "a CTA pair in a cluster of %zu CTAs", cluster.ctas.size());
-  auto work = std::make_shared<Work>(Work{x, i, MatrixOperand(x.kind, i.format_a, i.rows_a, i.negate_a, parse_descriptor(x.a)),
-                                          MatrixOperand(x.kind, i.format_b, i.rows_b, i.negate_b, parse_descriptor(x.b))});
+  if (x.ctas == 2 && cluster.ctas.size() % 2)
+    fail("launch", "a CTA pair in a cluster of %zu CTAs", cluster.ctas.size());
+  auto work =
+      std::make_shared<Work>(Work{x, i, MatrixOperand(x.kind, i.format_a, i.rows_a, i.negate_a, parse_descriptor(x.a)),
+                                  MatrixOperand(x.kind, i.format_b, i.rows_b, i.negate_b, parse_descriptor(x.b))});
   int const rows = i.m / x.ctas, columns = i.n / x.ctas;
   u32 const pair = x.ctas == 2 ? x.rank & ~1u : x.rank;
   Cta& issuer = *cluster.ctas[x.rank];
@@ -301,19 +338,28 @@ std::function<void()> prepare_multiply(Context& c, Multiply const& x) {
     };
     work->a.pieces(rows, touch);
     work->b.pieces(columns, touch);
-    if (cta.tensor.cells.empty()) fail("tensor_memory", "a matrix multiplication into tensor memory of CTA %u, which allocated none", cta.rank);
+    if (cta.tensor.cells.empty())
+      fail("tensor_memory", "a matrix multiplication into tensor memory of CTA %u, which allocated none", cta.rank);
     if (scaled(x.kind)) {
-      cta.tensor.read(cluster, c.warp, cta.rank, x.scale_a & 0x1ff, u32(rows + 31) / 32, 3, stamp, true, "a matrix multiplication's scale factors of A");
-      cta.tensor.read(cluster, c.warp, cta.rank, x.scale_b & 0x1ff, u32(i.n + 31) / 32, 3, stamp, true, "a matrix multiplication's scale factors of B");
+      cta.tensor.read(cluster, c.warp, cta.rank, x.scale_a & 0x1ff, u32(rows + 31) / 32, 3, stamp, true,
+                      "a matrix multiplication's scale factors of A");
+      cta.tensor.read(cluster, c.warp, cta.rank, x.scale_b & 0x1ff, u32(i.n + 31) / 32, 3, stamp, true,
+                      "a matrix multiplication's scale factors of B");
     }
     check_loads_finished(cta, x.d & 0xffff, width, blocks);
-    if (x.accumulate) cta.tensor.read(cluster, c.warp, cta.rank, x.d & 0xffff, width, blocks, stamp, true, "an accumulating matrix multiplication");
+    if (x.accumulate)
+      cta.tensor.read(cluster, c.warp, cta.rank, x.d & 0xffff, width, blocks, stamp, true,
+                      "an accumulating matrix multiplication");
     cta.tensor.write(cluster, c.warp, cta.rank, x.d & 0xffff, width, blocks, stamp, true, "a matrix multiplication");
   }
   Traffic& traffic = c.machine.traffic;
   ++traffic.multiplications;
-  // Dense peak of one SM: 4096 multiply-adds of 16 bits a cycle, twice that of 8, four times that of 4. Both CTAs work at once.
-  double const rate = x.kind == MultiplyKind::kTF32 ? 2048 : x.kind == MultiplyKind::kF16 ? 4096 : fp4_only(x.kind) ? 16384 : 8192;
+  // Dense peak of one SM: 4096 multiply-adds of 16 bits a cycle, twice that of 8, four times that of 4. Both CTAs work
+  // at once.
+  double const rate = x.kind == MultiplyKind::kTF32  ? 2048
+                      : x.kind == MultiplyKind::kF16 ? 4096
+                      : fp4_only(x.kind)             ? 16384
+                                                     : 8192;
   traffic.multiply_cycles += double(rows) * i.n * element_k(x.kind) / rate;
   return [&cluster, work] { compute(cluster, *work); };
 }

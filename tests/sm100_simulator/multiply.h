@@ -1,5 +1,5 @@
-// The tensor core of SM100: matrices in shared memory named by descriptors, times, into tensor memory. PTX ISA, "TensorCore 5th
-// Generation Family Instructions".
+// The tensor core of SM100: matrices in shared memory named by descriptors, times, into tensor memory. PTX ISA,
+// "TensorCore 5th Generation Family Instructions".
 #pragma once
 #include "machine.h"
 
@@ -9,12 +9,12 @@ enum class MultiplyKind : u8 { kF16, kTF32, kF8F6F4, kMXF8F6F4, kMXF4, kMXF4NVF4
 
 struct Multiply {
   MultiplyKind kind;
-  int ctas;         // of the group: 1 or 2
-  int scale_vector; // scale factors of a row for one instruction's K: 1, 2 or 4; 0 without
-  u32 rank;         // of the CTA that issues it
-  u32 d;            // tensor memory address of the accumulators
-  u64 a, b;         // shared-memory descriptors
-  u32 instruction;  // instruction descriptor
+  int ctas;          // of the group: 1 or 2
+  int scale_vector;  // scale factors of a row for one instruction's K: 1, 2 or 4; 0 without
+  u32 rank;          // of the CTA that issues it
+  u32 d;             // tensor memory address of the accumulators
+  u64 a, b;          // shared-memory descriptors
+  u32 instruction;   // instruction descriptor
   u32 scale_a, scale_b;
   bool accumulate;
   u32 disabled_lanes[8];

@@ -14,7 +14,8 @@ struct Format {
   bool has_nan, has_infinity;
 };
 constexpr Format kE4M3{4, 3, 7, 448.f, true, false}, kE5M2{5, 2, 15, 57344.f, true, true};
-constexpr Format kE2M3{2, 3, 1, 7.5f, false, false}, kE3M2{3, 2, 3, 28.f, false, false}, kE2M1{2, 1, 1, 6.f, false, false};
+constexpr Format kE2M3{2, 3, 1, 7.5f, false, false}, kE3M2{3, 2, 3, 28.f, false, false},
+    kE2M1{2, 1, 1, 6.f, false, false};
 
 inline float decode(Format f, u32 bits) {
   u32 const mantissa = bits & ((1u << f.mantissa) - 1), exponent = bits >> f.mantissa & ((1u << f.exponent) - 1);
@@ -77,7 +78,8 @@ inline u16 float_to_bf16(float value, Rounding rounding = Rounding::kNearest) {
 inline u16 float_to_f16(float value, Rounding rounding = Rounding::kNearest) {
   if (std::isnan(value)) return 0x7fff;
   _Float16 h = _Float16(value);
-  if (rounding == Rounding::kZero && std::fabs(float(h)) > std::fabs(value)) h = bit_cast<_Float16>(u16(bit_cast<u16>(h) - 1));
+  if (rounding == Rounding::kZero && std::fabs(float(h)) > std::fabs(value))
+    h = bit_cast<_Float16>(u16(bit_cast<u16>(h) - 1));
   return bit_cast<u16>(h);
 }
 

@@ -13,12 +13,13 @@ namespace simulator {
 struct Context;
 struct Op;
 
-// What a handler did. kNext: go on. kJumped: the program counter is set. kBlocked: try the same instruction again later.
-// kYield: done, but let others run before going on.
+// What a handler did. kNext: go on. kJumped: the program counter is set. kBlocked: try the same instruction again
+// later. kYield: done, but let others run before going on.
 enum class Step : u8 { kNext, kJumped, kBlocked, kYield };
 using Handler = Step (*)(Context&, Op const&);
 
-// Where a value stands: `offset` bytes into the register file, lanes one after the other (a predicate is one mask of 32 bits).
+// Where a value stands: `offset` bytes into the register file, lanes one after the other (a predicate is one mask of 32
+// bits).
 struct Value {
   u32 offset = 0, id = 0;
   int size = 0;
@@ -31,7 +32,7 @@ struct Op {
   u32 out = kNone, out2 = kNone;
   u32 in[4] = {kNone, kNone, kNone, kNone};
   u32 guard = kNone;
-  u32 ids = 0;             // in Program::ids: registers read, then written
+  u32 ids = 0;  // in Program::ids: registers read, then written
   u8 reads = 0, writes = 0;
   bool guard_negated = false;
   bool moves_data = false;  // registers never written may be read: the result is then one as well
@@ -46,8 +47,21 @@ struct Details {
   std::string text;
 };
 
-enum class Class : u8 { kInteger, kFloat, kConvert, kMove, kControl, kMemory, kShuffle, kBarrier, kCopy, kTensor, kOther };
-constexpr char const* kClassNames[] = {"integer", "float", "convert", "move", "control", "memory", "shuffle", "barrier", "copy", "tensor", "other"};
+enum class Class : u8 {
+  kInteger,
+  kFloat,
+  kConvert,
+  kMove,
+  kControl,
+  kMemory,
+  kShuffle,
+  kBarrier,
+  kCopy,
+  kTensor,
+  kOther
+};
+constexpr char const* kClassNames[] = {"integer", "float",   "convert", "move",   "control", "memory",
+                                       "shuffle", "barrier", "copy",    "tensor", "other"};
 
 struct Program {
   Kernel const* kernel = nullptr;
@@ -56,7 +70,11 @@ struct Program {
   std::vector<u32> ids;
   std::vector<Details> details;
   u32 register_bytes = 0, register_count = 0;
-  enum class Base : u8 { kNone, kShared, kParameters };  // what is added at run time: the CTA's window, the parameters' address
+  enum class Base : u8 {
+    kNone,
+    kShared,
+    kParameters
+  };  // what is added at run time: the CTA's window, the parameters' address
   struct Constant {
     Value value;
     u64 bits;
@@ -64,7 +82,7 @@ struct Program {
   };
   std::vector<Constant> constants;
   std::map<std::string, Value> special;
-  u32 shared_bytes = 0;  // static shared memory
+  u32 shared_bytes = 0;    // static shared memory
   u32 dynamic_shared = 0;  // offset of the dynamic shared memory behind it
   u32 local_bytes = 0;
   std::vector<u32> parameter_offsets;
@@ -75,12 +93,13 @@ struct Program {
 // Builds Ops. The decode_* functions of the execute_*.cc files recognise their opcodes and return false for others.
 class Decoder {
  public:
-  Decoder(Module const& module, Kernel const& kernel, Program& program, std::unordered_map<std::string, u64> const& globals);
+  Decoder(Module const& module, Kernel const& kernel, Program& program,
+          std::unordered_map<std::string, u64> const& globals);
   void run();
 
-  Value reg(Operand const& o) const;                      // a register
-  Value source(Operand const& o, int size);               // a register, a constant or a symbol's address, `size` bytes a lane
-  Value source(Operand const& o, int size, Op& op);       // the same, noted as read
+  Value reg(Operand const& o) const;         // a register
+  Value source(Operand const& o, int size);  // a register, a constant or a symbol's address, `size` bytes a lane
+  Value source(Operand const& o, int size, Op& op);  // the same, noted as read
   Value predicate(Operand const& o, Op& op, bool* negated = nullptr);
   u32 destination(Operand const& o, Op& op, int size = -1);  // kNone for a sink
   u32 detail(Details details);
@@ -105,7 +124,9 @@ class Decoder {
   std::vector<u32> pending_reads_, pending_writes_;
 };
 
-bool decode_arithmetic(Decoder&, Statement const&, Op&, Class&);
+bool decode_compare(Decoder&, Statement const&, Op&, Class&);
+bool decode_integer(Decoder&, Statement const&, Op&, Class&);
+bool decode_float(Decoder&, Statement const&, Op&, Class&);
 bool decode_packed(Decoder&, Statement const&, Op&, Class&);
 bool decode_convert(Decoder&, Statement const&, Op&, Class&);
 bool decode_memory(Decoder&, Statement const&, Op&, Class&);

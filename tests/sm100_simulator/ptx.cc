@@ -96,7 +96,8 @@ class Body {
     for (auto [index, scope] : branches_) {
       Statement& branch = kernel_.statements[index];
       for (int s = scope; s >= 0 && branch.target < 0; s = scopes_[s].parent)
-        if (auto found = scopes_[s].labels.find(branch.label); found != scopes_[s].labels.end()) branch.target = found->second;
+        if (auto found = scopes_[s].labels.find(branch.label); found != scopes_[s].labels.end())
+          branch.target = found->second;
       if (branch.target < 0) fail("ptx", "no label %s", branch.label.c_str());
     }
   }
@@ -126,7 +127,8 @@ class Body {
       if (angle == std::string::npos) {
         declare(name, size);
       } else {
-        for (int i = 0; i < atoi(name.c_str() + angle + 1); ++i) declare(name.substr(0, angle) + std::to_string(i), size);
+        for (int i = 0; i < atoi(name.c_str() + angle + 1); ++i)
+          declare(name.substr(0, angle) + std::to_string(i), size);
       }
     }
   }
@@ -203,7 +205,8 @@ Variable variable(std::string const& text) {  // .shared .align 4 .b8 name[8] = 
   Variable v;
   std::string const declaration = text.substr(0, text.find('='));
   v.external = declaration.find(".extern") != std::string::npos;
-  if (size_t const a = declaration.find(".align"); a != std::string::npos) v.alignment = atoi(declaration.c_str() + a + 6);
+  if (size_t const a = declaration.find(".align"); a != std::string::npos)
+    v.alignment = atoi(declaration.c_str() + a + 6);
   std::vector<std::string> words;
   for (size_t i = 0; i < declaration.size();) {
     size_t const first = declaration.find_first_not_of(" \t\r\n", i);
@@ -214,7 +217,8 @@ Variable variable(std::string const& text) {  // .shared .align 4 .b8 name[8] = 
   }
   std::string name = words.back(), type = ".b8";
   for (std::string const& w : words)
-    if (w.size() > 1 && w[0] == '.' && strchr("bufsp", w[1]) && w.find_first_of("0123456789") != std::string::npos) type = w;
+    if (w.size() > 1 && w[0] == '.' && strchr("bufsp", w[1]) && w.find_first_of("0123456789") != std::string::npos)
+      type = w;
   u64 count = 1;
   for (size_t open = name.find('['); open != std::string::npos; open = name.find('[', open + 1))
     count *= strtoull(name.c_str() + open + 1, nullptr, 0);
@@ -309,7 +313,8 @@ Module parse_ptx(std::string const& source) {
     i = text.find_first_not_of(" \t\r\n", i);
     if (i == std::string::npos) break;
     std::string const line = text.substr(i, text.find('\n', i) - i);
-    if (line.compare(0, 8, ".version") == 0 || line.compare(0, 13, ".address_size") == 0 || line.compare(0, 7, ".target") == 0) {
+    if (line.compare(0, 8, ".version") == 0 || line.compare(0, 13, ".address_size") == 0 ||
+        line.compare(0, 7, ".target") == 0) {
       if (line[1] == 't') module.target = trim(line.substr(7));
       i += line.size();
       continue;
@@ -326,7 +331,8 @@ Module parse_ptx(std::string const& source) {
         size_t const name = text.find(".entry", i) + 6;
         kernel.name = trim(text.substr(name, std::min(open, brace) - name));
         if (open < brace)
-          for (std::string const& p : split(text.substr(open + 1, close - open - 2), ',')) kernel.parameters.push_back(variable(p));
+          for (std::string const& p : split(text.substr(open + 1, close - open - 2), ','))
+            kernel.parameters.push_back(variable(p));
         performance_directives(kernel, text.substr(close, brace - close));
         Body(kernel).run(text.substr(brace + 1, body_end - brace - 2));
         module.kernels.push_back(std::move(kernel));

@@ -16,12 +16,12 @@ struct Register {
 
 struct Operand {
   enum Kind { kRegister, kImmediate, kSymbol, kSpecial, kVector, kSink } kind = kSink;
-  int reg = -1;            // kRegister
-  u64 immediate = 0;       // kImmediate: the bits
-  bool is_float = false;   // an immediate written as 0f... (32 bits) or 0d... (64 bits)
-  std::string name;        // kSymbol, kSpecial
-  bool memory = false;     // [operand + offset, {coordinates}]
-  bool negated = false;    // !predicate
+  int reg = -1;           // kRegister
+  u64 immediate = 0;      // kImmediate: the bits
+  bool is_float = false;  // an immediate written as 0f... (32 bits) or 0d... (64 bits)
+  std::string name;       // kSymbol, kSpecial
+  bool memory = false;    // [operand + offset, {coordinates}]
+  bool negated = false;   // !predicate
   i64 offset = 0;
   std::vector<Operand> parts;  // kVector's elements; of a memory operand its coordinates; of %a|%b the second half
 };
@@ -55,10 +55,10 @@ struct Kernel {
   std::vector<Variable> local;
   std::vector<Register> registers;
   std::vector<Statement> statements;
-  u32 max_threads[3] = {0, 0, 0};       // .maxntid, 0 if absent
-  bool exact_threads = false;           // .reqntid
-  u32 cluster[3] = {0, 0, 0};           // .reqnctapercluster
-  u32 max_registers = 0;                // .maxnreg
+  u32 max_threads[3] = {0, 0, 0};  // .maxntid, 0 if absent
+  bool exact_threads = false;      // .reqntid
+  u32 cluster[3] = {0, 0, 0};      // .reqnctapercluster
+  u32 max_registers = 0;           // .maxnreg
 };
 
 struct Module {

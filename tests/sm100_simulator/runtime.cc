@@ -1,6 +1,6 @@
-// A stand-in for the CUDA runtime. A kernel library's host code links against this in libcudart's place, so that the launcher
-// that ships is the launcher that runs. Device memory is host memory, streams are in order, and a launch is over when the call
-// returns. A failed check gives cudaErrorLaunchFailure, and the session keeps its text.
+// A stand-in for the CUDA runtime. A kernel library's host code links against this in libcudart's place, so that the
+// launcher that ships is the launcher that runs. Device memory is host memory, streams are in order, and a launch is
+// over when the call returns. A failed check gives cudaErrorLaunchFailure, and the session keeps its text.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
@@ -59,7 +59,8 @@ std::vector<std::shared_ptr<Module>> read_fat_binary(u8 const* data) {
     memcpy(&e, p, sizeof e);
     if (e.kind == kPtx) {
       if (e.flags & kCompressed) fail("ptx", "the PTX is compressed: compile with --no-compress");
-      modules.push_back(std::make_shared<Module>(parse_ptx(std::string(reinterpret_cast<char const*>(p) + e.header_bytes, e.bytes))));
+      modules.push_back(
+          std::make_shared<Module>(parse_ptx(std::string(reinterpret_cast<char const*>(p) + e.header_bytes, e.bytes))));
     }
     p += e.header_bytes + e.bytes;
   }
@@ -89,13 +90,15 @@ cudaError_t guarded(F work) {
 LoadedKernel& find_kernel(void const* function) {
   if (!registration_failure.empty()) throw Failure("ptx", registration_failure);
   auto found = registry().kernels.find(function);
-  if (found == registry().kernels.end()) throw Failure("launch", "a launch of a function that no library registered as a kernel");
+  if (found == registry().kernels.end())
+    throw Failure("launch", "a launch of a function that no library registered as a kernel");
   return found->second;
 }
 
 cudaError_t launch(void const* function, dim3 grid, dim3 block, dim3 cluster, size_t shared, void** arguments) {
   return guarded([&](Session& s) {
-    s.launch(find_kernel(function), {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, {cluster.x, cluster.y, cluster.z}, shared, arguments);
+    s.launch(find_kernel(function), {grid.x, grid.y, grid.z}, {block.x, block.y, block.z},
+             {cluster.x, cluster.y, cluster.z}, shared, arguments);
   });
 }
 
@@ -106,8 +109,10 @@ struct CallConfiguration {
 };
 thread_local std::vector<CallConfiguration> configurations;
 
-CUresult encode_tiled(CUtensorMap* out, CUtensorMapDataType type, cuuint32_t rank, void* base, cuuint64_t const* dimension, cuuint64_t const* stride, cuuint32_t const* box,
-                      cuuint32_t const* element_stride, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
+CUresult encode_tiled(CUtensorMap* out, CUtensorMapDataType type, cuuint32_t rank, void* base,
+                      cuuint64_t const* dimension, cuuint64_t const* stride, cuuint32_t const* box,
+                      cuuint32_t const* element_stride, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                      CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
   TensorMap map{};
   map.magic = TensorMap::kMagic;
   map.element = Element(type);
@@ -132,21 +137,35 @@ CUresult encode_tiled(CUtensorMap* out, CUtensorMapDataType type, cuuint32_t ran
 
 int attribute(cudaDeviceAttr a) {
   switch (a) {
-    case cudaDevAttrMultiProcessorCount: return active() ? int(active()->machine.settings.sms) : 1;
-    case cudaDevAttrComputeCapabilityMajor: return 10;
-    case cudaDevAttrComputeCapabilityMinor: return 0;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: return int(kMaxShared);
-    case cudaDevAttrMaxSharedMemoryPerBlock: return 48 * 1024;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: return 228 * 1024;
-    case cudaDevAttrReservedSharedMemoryPerBlock: return int(kReservedShared);
-    case cudaDevAttrMaxThreadsPerBlock: return 1024;
-    case cudaDevAttrWarpSize: return kLanes;
-    case cudaDevAttrMaxGridDimX: return INT32_MAX;
+    case cudaDevAttrMultiProcessorCount:
+      return active() ? int(active()->machine.settings.sms) : 1;
+    case cudaDevAttrComputeCapabilityMajor:
+      return 10;
+    case cudaDevAttrComputeCapabilityMinor:
+      return 0;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      return int(kMaxShared);
+    case cudaDevAttrMaxSharedMemoryPerBlock:
+      return 48 * 1024;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+      return 228 * 1024;
+    case cudaDevAttrReservedSharedMemoryPerBlock:
+      return int(kReservedShared);
+    case cudaDevAttrMaxThreadsPerBlock:
+      return 1024;
+    case cudaDevAttrWarpSize:
+      return kLanes;
+    case cudaDevAttrMaxGridDimX:
+      return INT32_MAX;
     case cudaDevAttrMaxGridDimY:
-    case cudaDevAttrMaxGridDimZ: return 65535;
-    case cudaDevAttrL2CacheSize: return 126 << 20;
-    case cudaDevAttrClusterLaunch: return 1;
-    default: return 0;
+    case cudaDevAttrMaxGridDimZ:
+      return 65535;
+    case cudaDevAttrL2CacheSize:
+      return 126 << 20;
+    case cudaDevAttrClusterLaunch:
+      return 1;
+    default:
+      return 0;
   }
 }
 
@@ -170,12 +189,15 @@ void __cudaUnregisterFatBinary(void** handle) {
   registry().modules.erase(handle);
   delete[] handle;
 }
-void __cudaRegisterFunction(void** handle, char const* host, char*, char const* name, int, uint3*, uint3*, dim3*, dim3*, int*) {
+void __cudaRegisterFunction(void** handle, char const* host, char*, char const* name, int, uint3*, uint3*, dim3*, dim3*,
+                            int*) {
   for (auto const& module : registry().modules[handle])
     for (Kernel const& k : module->kernels)
       if (k.name == name) registry().kernels[host] = {name, module};
 }
-void __cudaRegisterVar(void**, char* host, char*, char const* name, int, size_t, int, int) { registry().variables[host] = name; }
+void __cudaRegisterVar(void**, char* host, char*, char const* name, int, size_t, int, int) {
+  registry().variables[host] = name;
+}
 unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, CUstream_st* stream) {
   configurations.push_back({grid, block, shared, stream});
   return 0;
@@ -193,24 +215,31 @@ cudaError_t __cudaGetKernel(cudaKernel_t* kernel, void const* host) {
   *kernel = reinterpret_cast<cudaKernel_t>(const_cast<void*>(host));
   return cudaSuccess;
 }
-cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t) {
+cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments, size_t shared,
+                               cudaStream_t) {
   return launch(kernel, grid, block, dim3(1), shared, arguments);
 }
 
 // ---- launching
 
-cudaError_t cudaLaunchKernel(void const* function, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t) { return launch(function, grid, block, dim3(1), shared, arguments); }
+cudaError_t cudaLaunchKernel(void const* function, dim3 grid, dim3 block, void** arguments, size_t shared,
+                             cudaStream_t) {
+  return launch(function, grid, block, dim3(1), shared, arguments);
+}
 cudaError_t cudaLaunchKernelExC(cudaLaunchConfig_t const* config, void const* function, void** arguments) {
   dim3 cluster(1);
   for (unsigned i = 0; i < config->numAttrs; ++i)
-    if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) cluster = dim3(config->attrs[i].val.clusterDim.x, config->attrs[i].val.clusterDim.y, config->attrs[i].val.clusterDim.z);
+    if (config->attrs[i].id == cudaLaunchAttributeClusterDimension)
+      cluster =
+          dim3(config->attrs[i].val.clusterDim.x, config->attrs[i].val.clusterDim.y, config->attrs[i].val.clusterDim.z);
   return launch(function, config->gridDim, config->blockDim, cluster, config->dynamicSmemBytes, arguments);
 }
 cudaError_t cudaFuncSetAttribute(void const* function, cudaFuncAttribute a, int value) {
   return guarded([&](Session&) {
     LoadedKernel& k = find_kernel(function);
     if (a == cudaFuncAttributeMaxDynamicSharedMemorySize) {
-      if (value < 0 || value > int(kMaxShared)) fail("launch", "cudaFuncAttributeMaxDynamicSharedMemorySize of %d: at most %u", value, kMaxShared);
+      if (value < 0 || value > int(kMaxShared))
+        fail("launch", "cudaFuncAttributeMaxDynamicSharedMemorySize of %d: at most %u", value, kMaxShared);
       k.max_dynamic_shared = u32(value);
     } else if (a == cudaFuncAttributeNonPortableClusterSizeAllowed) {
       k.large_clusters = value;
@@ -242,7 +271,9 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
   p->maxThreadsPerBlock = 1024;
   return cudaSuccess;
 }
-cudaError_t cudaDeviceSynchronize() { return active() && !active()->category.empty() ? result(cudaErrorLaunchFailure) : cudaSuccess; }
+cudaError_t cudaDeviceSynchronize() {
+  return active() && !active()->category.empty() ? result(cudaErrorLaunchFailure) : cudaSuccess;
+}
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaDeviceSynchronize(); }
 cudaError_t cudaGetLastError() {
   cudaError_t const e = last_error;
@@ -250,14 +281,21 @@ cudaError_t cudaGetLastError() {
   return e;
 }
 cudaError_t cudaPeekAtLastError() { return last_error; }
-char const* cudaGetErrorString(cudaError_t e) { return e == cudaSuccess ? "no error" : e == cudaErrorLaunchFailure ? "a check of the simulator failed" : "CUDA error"; }
+char const* cudaGetErrorString(cudaError_t e) {
+  return e == cudaSuccess ? "no error" : e == cudaErrorLaunchFailure ? "a check of the simulator failed" : "CUDA error";
+}
 char const* cudaGetErrorName(cudaError_t e) { return cudaGetErrorString(e); }
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, void const*, int, size_t, unsigned) { return *blocks = 1, cudaSuccess; }
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void const*, int, size_t) { return *blocks = 1, cudaSuccess; }
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, void const*, int, size_t, unsigned) {
+  return *blocks = 1, cudaSuccess;
+}
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void const*, int, size_t) {
+  return *blocks = 1, cudaSuccess;
+}
 cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, void const*, cudaLaunchConfig_t const* config) {
   unsigned size = 1;
   for (unsigned i = 0; i < config->numAttrs; ++i)
-    if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) size = config->attrs[i].val.clusterDim.x * config->attrs[i].val.clusterDim.y * config->attrs[i].val.clusterDim.z;
+    if (config->attrs[i].id == cudaLaunchAttributeClusterDimension)
+      size = config->attrs[i].val.clusterDim.x * config->attrs[i].val.clusterDim.y * config->attrs[i].val.clusterDim.z;
   return *clusters = int(attribute(cudaDevAttrMultiProcessorCount) / std::max(size, 1u)), cudaSuccess;
 }
 
@@ -271,22 +309,33 @@ cudaError_t cudaMalloc(void** p, size_t bytes) {
 cudaError_t cudaMallocAsync(void** p, size_t bytes, cudaStream_t) { return cudaMalloc(p, bytes); }
 cudaError_t cudaFree(void* p) { return result(active() && active()->release(p) ? cudaSuccess : cudaErrorInvalidValue); }
 cudaError_t cudaFreeAsync(void* p, cudaStream_t) { return cudaFree(p); }
-cudaError_t cudaMemcpy(void* to, void const* from, size_t bytes, cudaMemcpyKind) { return memmove(to, from, bytes), cudaSuccess; }
-cudaError_t cudaMemcpyAsync(void* to, void const* from, size_t bytes, cudaMemcpyKind, cudaStream_t) { return memmove(to, from, bytes), cudaSuccess; }
+cudaError_t cudaMemcpy(void* to, void const* from, size_t bytes, cudaMemcpyKind) {
+  return memmove(to, from, bytes), cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void* to, void const* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
+  return memmove(to, from, bytes), cudaSuccess;
+}
 cudaError_t cudaMemset(void* p, int value, size_t bytes) { return memset(p, value, bytes), cudaSuccess; }
-cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t) { return memset(p, value, bytes), cudaSuccess; }
+cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t) {
+  return memset(p, value, bytes), cudaSuccess;
+}
 
 // ---- the driver's tensor-map encoder
 
-cudaError_t cudaGetDriverEntryPointByVersion(char const* name, void** function, unsigned, unsigned long long, cudaDriverEntryPointQueryResult* status) {
+cudaError_t cudaGetDriverEntryPointByVersion(char const* name, void** function, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult* status) {
   bool const known = strcmp(name, "cuTensorMapEncodeTiled") == 0;
   *function = known ? reinterpret_cast<void*>(encode_tiled) : nullptr;
   if (status) *status = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;
 }
-CUresult cuTensorMapEncodeTiled(CUtensorMap* out, CUtensorMapDataType type, cuuint32_t rank, void* base, cuuint64_t const* dimension, cuuint64_t const* stride, cuuint32_t const* box, cuuint32_t const* element_stride,
-                                CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
-  return encode_tiled(out, type, rank, base, dimension, stride, box, element_stride, interleave, swizzle, promotion, fill);
+CUresult cuTensorMapEncodeTiled(CUtensorMap* out, CUtensorMapDataType type, cuuint32_t rank, void* base,
+                                cuuint64_t const* dimension, cuuint64_t const* stride, cuuint32_t const* box,
+                                cuuint32_t const* element_stride, CUtensorMapInterleave interleave,
+                                CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+                                CUtensorMapFloatOOBfill fill) {
+  return encode_tiled(out, type, rank, base, dimension, stride, box, element_stride, interleave, swizzle, promotion,
+                      fill);
 }
 
 }  // extern "C"

@@ -63,7 +63,8 @@ Session::Loaded& Session::load(LoadedKernel& kernel) {
 }
 
 // CUDA Programming Guide, "Technical Specifications per Compute Capability", 10.x.
-void Session::launch(LoadedKernel& kernel, u32 const (&grid)[3], u32 const (&block)[3], u32 const (&cluster)[3], u64 dynamic_shared, void** arguments) {
+void Session::launch(LoadedKernel& kernel, u32 const (&grid)[3], u32 const (&block)[3], u32 const (&cluster)[3],
+                     u64 dynamic_shared, void** arguments) {
   Program const& program = load(kernel).program;
   Kernel const& k = *program.kernel;
   Launch l;
@@ -77,20 +78,29 @@ void Session::launch(LoadedKernel& kernel, u32 const (&grid)[3], u32 const (&blo
     l.grid[i] = grid[i];
     l.block[i] = block[i];
     l.cluster[i] = k.cluster[i] ? k.cluster[i] : cluster[i];
-    if (k.cluster[i] && cluster[i] != 1 && cluster[i] != k.cluster[i]) bad("a cluster of %u in dimension %d, and the kernel was compiled for %u", cluster[i], i, k.cluster[i]);
+    if (k.cluster[i] && cluster[i] != 1 && cluster[i] != k.cluster[i])
+      bad("a cluster of %u in dimension %d, and the kernel was compiled for %u", cluster[i], i, k.cluster[i]);
     if (grid[i] == 0 || block[i] == 0 || l.cluster[i] == 0) bad("dimension %d of the grid, block or cluster is 0", i);
-    if (grid[i] % l.cluster[i]) bad("a grid of %u is no multiple of the cluster's %u in dimension %d", grid[i], l.cluster[i], i);
-    if (k.exact_threads && block[i] != k.max_threads[i]) bad("%u threads in dimension %d, and the kernel was compiled for %u", block[i], i, k.max_threads[i]);
+    if (grid[i] % l.cluster[i])
+      bad("a grid of %u is no multiple of the cluster's %u in dimension %d", grid[i], l.cluster[i], i);
+    if (k.exact_threads && block[i] != k.max_threads[i])
+      bad("%u threads in dimension %d, and the kernel was compiled for %u", block[i], i, k.max_threads[i]);
   }
   u32 const threads = block[0] * block[1] * block[2], size = l.cluster[0] * l.cluster[1] * l.cluster[2];
   u32 const allowed = k.max_threads[0] ? k.max_threads[0] * k.max_threads[1] * k.max_threads[2] : 1024;
   if (threads > 1024 || threads > allowed) bad("%u threads a CTA: at most %u", threads, std::min(allowed, 1024u));
-  if (size > (kernel.large_clusters ? 16u : 8u)) bad("a cluster of %u CTAs: at most %u", size, kernel.large_clusters ? 16u : 8u);
-  if (dynamic_shared + program.shared_bytes > kMaxShared) bad("%llu bytes of shared memory: at most %u", (unsigned long long)dynamic_shared + program.shared_bytes, kMaxShared);
-  if (dynamic_shared > kernel.max_dynamic_shared) bad("%llu bytes of dynamic shared memory, and cudaFuncAttributeMaxDynamicSharedMemorySize is %u", (unsigned long long)dynamic_shared, kernel.max_dynamic_shared);
+  if (size > (kernel.large_clusters ? 16u : 8u))
+    bad("a cluster of %u CTAs: at most %u", size, kernel.large_clusters ? 16u : 8u);
+  if (dynamic_shared + program.shared_bytes > kMaxShared)
+    bad("%llu bytes of shared memory: at most %u", (unsigned long long)dynamic_shared + program.shared_bytes,
+        kMaxShared);
+  if (dynamic_shared > kernel.max_dynamic_shared)
+    bad("%llu bytes of dynamic shared memory, and cudaFuncAttributeMaxDynamicSharedMemorySize is %u",
+        (unsigned long long)dynamic_shared, kernel.max_dynamic_shared);
   l.dynamic_shared = u32(dynamic_shared);
   l.parameters.resize(program.parameter_bytes);
-  for (size_t i = 0; i < k.parameters.size(); ++i) memcpy(&l.parameters[program.parameter_offsets[i]], arguments[i], k.parameters[i].bytes);
+  for (size_t i = 0; i < k.parameters.size(); ++i)
+    memcpy(&l.parameters[program.parameter_offsets[i]], arguments[i], k.parameters[i].bytes);
   machine.memory.add(u64(l.parameters.data()), program.parameter_bytes, false);
   machine.counts.clear();
   Traffic const before = machine.traffic;
@@ -152,13 +162,21 @@ std::string Session::report() const {
     return t + "}";
   };
   for (auto const& [name, k] : counts) {
-    out += (out.size() > 1 ? ", \"" : "\"") + name + "\": {\"launches\": " + std::to_string(k.launches) + ", \"cluster\": " + std::to_string(k.cluster) +
-           ", \"clusters\": " + std::to_string(k.traffic.clusters) + ", \"instructions\": " + std::to_string(k.traffic.instructions) + ", \"seconds\": " + number(double(k.nanoseconds) * 1e-9) +
-           ", \"loads\": " + std::to_string(k.traffic.loads) + ", \"load_bytes\": " + std::to_string(k.traffic.load_bytes) + ", \"stores\": " + std::to_string(k.traffic.stores) +
-           ", \"store_bytes\": " + std::to_string(k.traffic.store_bytes) + ", \"reductions\": " + std::to_string(k.traffic.reductions) + ", \"reduction_bytes\": " + std::to_string(k.traffic.reduction_bytes) +
-           ", \"multiplications\": " + std::to_string(k.traffic.multiplications) + ", \"multiply_cycles\": " + number(k.traffic.multiply_cycles) + ", \"warps\": [";
+    out += (out.size() > 1 ? ", \"" : "\"") + name + "\": {\"launches\": " + std::to_string(k.launches) +
+           ", \"cluster\": " + std::to_string(k.cluster) + ", \"clusters\": " + std::to_string(k.traffic.clusters) +
+           ", \"instructions\": " + std::to_string(k.traffic.instructions) +
+           ", \"seconds\": " + number(double(k.nanoseconds) * 1e-9) +
+           ", \"loads\": " + std::to_string(k.traffic.loads) +
+           ", \"load_bytes\": " + std::to_string(k.traffic.load_bytes) +
+           ", \"stores\": " + std::to_string(k.traffic.stores) +
+           ", \"store_bytes\": " + std::to_string(k.traffic.store_bytes) +
+           ", \"reductions\": " + std::to_string(k.traffic.reductions) +
+           ", \"reduction_bytes\": " + std::to_string(k.traffic.reduction_bytes) +
+           ", \"multiplications\": " + std::to_string(k.traffic.multiplications) +
+           ", \"multiply_cycles\": " + number(k.traffic.multiply_cycles) + ", \"warps\": [";
     for (size_t s = 0; s < k.opcodes.size(); ++s)
-      out += std::string(s ? ", " : "") + "{\"rank\": " + std::to_string(s / k.warps) + ", \"warp\": " + std::to_string(s % k.warps) + ", \"opcodes\": " + table(k.opcodes[s]) +
+      out += std::string(s ? ", " : "") + "{\"rank\": " + std::to_string(s / k.warps) +
+             ", \"warp\": " + std::to_string(s % k.warps) + ", \"opcodes\": " + table(k.opcodes[s]) +
              ", \"classes\": " + table(k.classes[s]) + "}";
     out += "]}";
   }

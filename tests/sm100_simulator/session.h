@@ -31,7 +31,8 @@ class Session {
   void* allocate(u64 bytes);
   bool release(void* p);
   // Throws Failure.
-  void launch(LoadedKernel& kernel, u32 const (&grid)[3], u32 const (&block)[3], u32 const (&cluster)[3], u64 dynamic_shared, void** arguments);
+  void launch(LoadedKernel& kernel, u32 const (&grid)[3], u32 const (&block)[3], u32 const (&cluster)[3],
+              u64 dynamic_shared, void** arguments);
   std::string report() const;  // JSON
 
   Machine machine;

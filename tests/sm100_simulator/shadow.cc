@@ -30,8 +30,16 @@ void remember_reader(Stamp (&readers)[2], Stamp stamp, Clock const& clock) {
 
 void check_not_moving(SharedWord const& s, u32 rank, u32 offset, bool write, char const* who) {
   if (s.mbarrier) fail("mbarrier", "%s touches a live mbarrier as data (CTA %u, offset %#x)", who, rank, offset);
-  if (s.in_flight) fail("in_flight", "%s touches shared memory that an asynchronous copy is still writing (CTA %u, offset %#x): wait on its mbarrier first", who, rank, offset);
-  if (write && s.being_read) fail("in_flight", "%s writes shared memory that a bulk store has still to read (CTA %u, offset %#x): wait with cp.async.bulk.wait_group.read and a barrier first", who, rank, offset);
+  if (s.in_flight)
+    fail("in_flight",
+         "%s touches shared memory that an asynchronous copy is still writing (CTA %u, offset %#x): wait on its "
+         "mbarrier first",
+         who, rank, offset);
+  if (write && s.being_read)
+    fail("in_flight",
+         "%s writes shared memory that a bulk store has still to read (CTA %u, offset %#x): wait with "
+         "cp.async.bulk.wait_group.read and a barrier first",
+         who, rank, offset);
 }
 
 }  // namespace
@@ -42,7 +50,8 @@ void SharedShadow::read(Cluster const& c, Warp const& w, u32 rank, u32 offset, u
     SharedWord& s = words_[i];
     u8 const mask = byte_mask(offset, bytes, i);
     check_not_moving(s, rank, i * 4, false, "a load");
-    if ((s.written_bytes & mask) != mask) fail("uninitialised", "a load reads shared memory that was never written (CTA %u, offset %#x)", rank, i * 4);
+    if ((s.written_bytes & mask) != mask)
+      fail("uninitialised", "a load reads shared memory that was never written (CTA %u, offset %#x)", rank, i * 4);
     if (s.writer_bytes & mask && !s.writer.before(w.clock)) race(c, rank, i * 4, "a read", s.writer, "a write");
     remember_reader(s.readers, stamp, w.clock);
   }
@@ -70,10 +79,14 @@ void SharedShadow::async_read(Cluster const& c, Warp const& w, u32 rank, u32 off
   for (u32 i = offset / 4; i * 4 < offset + bytes; ++i) {
     SharedWord& s = words_[i];
     check_not_moving(s, rank, i * 4, false, "an asynchronous read");
-    if (s.written_bytes != 0xf) fail("uninitialised", "an asynchronous read of shared memory that was never written (CTA %u, offset %#x)", rank, i * 4);
+    if (s.written_bytes != 0xf)
+      fail("uninitialised", "an asynchronous read of shared memory that was never written (CTA %u, offset %#x)", rank,
+           i * 4);
     if (!s.writer.before(w.clock)) race(c, rank, i * 4, "an asynchronous read", s.writer, "a write");
     if (s.generic && !s.writer.fenced_before(w.clock))
-      fail("proxy", "an asynchronous read of shared memory that %s wrote with ordinary stores and no fence.proxy.async between (CTA %u, offset %#x)",
+      fail("proxy",
+           "an asynchronous read of shared memory that %s wrote with ordinary stores and no fence.proxy.async between "
+           "(CTA %u, offset %#x)",
            describe_agent(c, s.writer).c_str(), rank, i * 4);
     if (stamp) remember_reader(s.readers, stamp, w.clock);
   }
@@ -168,25 +181,32 @@ u32 TensorMemory::allocated() const {
 void TensorMemory::check_range(u32 column, u32 columns, char const* what) const {
   bool allocated = column + columns <= kTensorColumns;
   for (u32 i = 0; allocated && i < columns; ++i) allocated = owner_[column + i] != 0;
-  if (!allocated) fail("tensor_memory", "%s touches columns %u to %u of tensor memory, which are not allocated", what, column, column + columns - 1);
+  if (!allocated)
+    fail("tensor_memory", "%s touches columns %u to %u of tensor memory, which are not allocated", what, column,
+         column + columns - 1);
 }
 
-void TensorMemory::read(Cluster const& c, Warp const& w, u32 rank, u32 column, u32 columns, u32 blocks, Stamp stamp, bool by_pipe, char const* what) {
+void TensorMemory::read(Cluster const& c, Warp const& w, u32 rank, u32 column, u32 columns, u32 blocks, Stamp stamp,
+                        bool by_pipe, char const* what) {
   check_range(column, columns, what);
   for (u32 i = column; i < column + columns; ++i) {
     for (u32 b = 0; b < 8; ++b) {
       if (!(blocks >> b & 1)) continue;
       TensorPart& p = parts_[i * 8 + b];
-      if (!p.written) fail("uninitialised", "%s reads tensor memory that was never written (CTA %u, column %u, lanes from %u)", what, rank, i, b * 16);
+      if (!p.written)
+        fail("uninitialised", "%s reads tensor memory that was never written (CTA %u, column %u, lanes from %u)", what,
+             rank, i, b * 16);
       bool const same_pipe = by_pipe && p.writer.agent() == stamp.agent();
       if (!same_pipe && !p.writer.before(w.clock))
-        fail("race", "%s reads tensor memory of CTA %u, column %u, written by %s, and nothing orders the two", what, rank, i, describe_agent(c, p.writer).c_str());
+        fail("race", "%s reads tensor memory of CTA %u, column %u, written by %s, and nothing orders the two", what,
+             rank, i, describe_agent(c, p.writer).c_str());
       if (stamp) remember_reader(p.readers, stamp, w.clock);
     }
   }
 }
 
-void TensorMemory::write(Cluster const& c, Warp const& w, u32 rank, u32 column, u32 columns, u32 blocks, Stamp stamp, bool by_pipe, char const* what) {
+void TensorMemory::write(Cluster const& c, Warp const& w, u32 rank, u32 column, u32 columns, u32 blocks, Stamp stamp,
+                         bool by_pipe, char const* what) {
   check_range(column, columns, what);
   for (u32 i = column; i < column + columns; ++i) {
     for (u32 b = 0; b < 8; ++b) {
@@ -194,7 +214,8 @@ void TensorMemory::write(Cluster const& c, Warp const& w, u32 rank, u32 column, 
       TensorPart& p = parts_[i * 8 + b];
       auto check = [&](Stamp s, char const* how) {
         if (s && !(by_pipe && s.agent() == stamp.agent()) && !s.before(w.clock))
-          fail("race", "%s writes tensor memory of CTA %u, column %u, %s by %s, and nothing orders the two", what, rank, i, how, describe_agent(c, s).c_str());
+          fail("race", "%s writes tensor memory of CTA %u, column %u, %s by %s, and nothing orders the two", what, rank,
+               i, how, describe_agent(c, s).c_str());
       };
       check(p.writer, "written");
       check(p.readers[0], "read");

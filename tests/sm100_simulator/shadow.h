@@ -9,15 +9,15 @@ namespace simulator {
 struct Cluster;
 struct Warp;
 
-// One for every 4 bytes of shared memory. Two readers are remembered; a third displaces one of them, so that a race may be
-// missed but never invented.
+// One for every 4 bytes of shared memory. Two readers are remembered; a third displaces one of them, so that a race may
+// be missed but never invented.
 struct SharedWord {
   Stamp writer, readers[2];
-  u8 written_bytes = 0;   // ever
-  u8 writer_bytes = 0;    // by `writer`
-  u8 in_flight = 0;       // 1: an asynchronous copy is writing it
-  u8 being_read = 0;      // bulk stores that have not yet read it
-  bool generic = false;   // `writer` wrote through the generic proxy
+  u8 written_bytes = 0;  // ever
+  u8 writer_bytes = 0;   // by `writer`
+  u8 in_flight = 0;      // 1: an asynchronous copy is writing it
+  u8 being_read = 0;     // bulk stores that have not yet read it
+  bool generic = false;  // `writer` wrote through the generic proxy
   bool mbarrier = false;
 };
 
@@ -59,13 +59,16 @@ class TensorMemory {
   void check_range(u32 column, u32 columns, char const* what) const;
   bool relinquished = false;
 
-  // `blocks`: a mask of the 8 blocks of 16 lanes. `pipe`: the agent of the tensor core, whose own accesses are in order.
-  void read(Cluster const& c, Warp const& w, u32 rank, u32 column, u32 columns, u32 blocks, Stamp stamp, bool by_pipe, char const* what);
-  void write(Cluster const& c, Warp const& w, u32 rank, u32 column, u32 columns, u32 blocks, Stamp stamp, bool by_pipe, char const* what);
+  // `blocks`: a mask of the 8 blocks of 16 lanes. `pipe`: the agent of the tensor core, whose own accesses are in
+  // order.
+  void read(Cluster const& c, Warp const& w, u32 rank, u32 column, u32 columns, u32 blocks, Stamp stamp, bool by_pipe,
+            char const* what);
+  void write(Cluster const& c, Warp const& w, u32 rank, u32 column, u32 columns, u32 blocks, Stamp stamp, bool by_pipe,
+             char const* what);
   void mark_read(u32 column, u32 columns, u32 blocks, Stamp stamp);
 
  private:
-  std::vector<TensorPart> parts_;  // [column][block]
+  std::vector<TensorPart> parts_;                      // [column][block]
   std::vector<u32> owner_ = std::vector<u32>(512, 0);  // columns of one allocation share a number, 0: free
   u32 next_owner_ = 0;
 };

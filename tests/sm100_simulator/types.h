@@ -26,7 +26,8 @@ inline Type parse_type(std::string const& name) {
   if (n == "bf16") {
     t.kind = 'h';
     t.size = 2;
-  } else if (n.size() >= 2 && (n[0] == 'u' || n[0] == 's' || n[0] == 'b' || n[0] == 'f') && n.find_first_not_of("0123456789", 1) == std::string::npos) {
+  } else if (n.size() >= 2 && (n[0] == 'u' || n[0] == 's' || n[0] == 'b' || n[0] == 'f') &&
+             n.find_first_not_of("0123456789", 1) == std::string::npos) {
     t.kind = n[0];
     t.size = atoi(n.c_str() + 1) / 8;
   } else {
@@ -41,6 +42,13 @@ inline Type last_type(Statement const& s) {
   for (size_t i = s.modifiers.size(); i-- > 1;)
     if (Type const t = parse_type(s.modifiers[i]); t.kind) return t;
   return {};
+}
+
+// A result and `sources` operands, all of `size` bytes a lane.
+inline bool elementwise(Decoder& d, Statement const& s, Op& op, int sources, int size) {
+  op.out = d.destination(s.operands[0], op, size);
+  for (int i = 0; i < sources; ++i) op.in[i] = d.source(s.operands[i + 1], size, op).offset;
+  return true;
 }
 
 template <class T, T (*F)(T)>
