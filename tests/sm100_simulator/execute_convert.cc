@@ -121,7 +121,7 @@ i64 to_integer(double x, Scalar const& s) {  // saturates; NaN gives 0, or the t
 
 i64 float_bits(double x, Scalar const& s) {
   int const modes[] = {FE_TONEAREST, FE_TOWARDZERO, FE_DOWNWARD, FE_UPWARD, FE_TONEAREST};
-  if (s.saturate) x = x != x ? 0 : std::min(std::max(x, 0.), 1.);
+  if (s.saturate) x = x > 0 ? std::min(x, 1.) : 0;  // of NaN and of -0 too
   if (s.size == 8) return bit_cast<i64>(x);
   if (s.size == 4) {
     if (x != x) return 0x7fffffff;
@@ -272,7 +272,7 @@ Step to_tf32(Context& c, Op const& op) {
   for (int l = 0; l < kLanes; ++l) {
     bool const nan = (a[l] & 0x7fffffff) > 0x7f800000;
     u32 const add = op.immediate ? 0x1000 : 0xfff + (a[l] >> 13 & 1);  // ties away, or to even
-    r[l] = nan ? 0x7fffffff : (a[l] + add) & ~0x1fffu;
+    r[l] = (nan ? a[l] : a[l] + add) & ~0x1fffu;
   }
   c.store(op.out, r);
   return Step::kNext;

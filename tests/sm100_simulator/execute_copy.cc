@@ -46,7 +46,8 @@ void check_alignment(u32 shared, u32 multiple) {
 // Found on an H200, where another place is an illegal instruction; the documents do not say so.
 void check_place(TensorMap const& map, i32 first) {
   if (i64(first) * map.element_bits() % 128)
-    fail("misaligned", "a tensor copy at element %d of dimension 0, of %d bits each: a multiple of 16 bytes", first, map.element_bits());
+    fail("misaligned", "a tensor copy at element %d of dimension 0, of %d bits each: a multiple of 16 bytes", first,
+         map.element_bits());
 }
 
 // ---- loads. numbers: 0 dimensions (0: bulk), 1 bits: 1 multicast, 2 CTA pair, 4 from shared memory. values:

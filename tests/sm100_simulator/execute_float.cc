@@ -99,7 +99,7 @@ Step floating(Context& c, Op const& op) {
     fesetround(FE_TONEAREST);
     for (int l = 0; l < kLanes; ++l) {
       if (op.immediate & kFlush) r[l] = T(flush(float(r[l])));
-      if (op.immediate & kSaturate) r[l] = r[l] != r[l] ? T(0) : std::min(std::max(r[l], T(0)), T(1));
+      if (op.immediate & kSaturate) r[l] = r[l] > 0 ? std::min(r[l], T(1)) : T(0);  // of NaN and of -0 too
     }
   }
   c.store(op.out, r);
@@ -110,7 +110,10 @@ Step change_sign(Context& c, Op const& op) {
   T const* a = c.lanes<T>(op.in[0]);
   T r[kLanes];
   constexpr T kSign = T(1) << (sizeof(T) * 8 - 1);
-  for (int l = 0; l < kLanes; ++l) r[l] = kNegate ? T(a[l] ^ kSign) : T(a[l] & ~kSign);
+  for (int l = 0; l < kLanes; ++l) {
+    r[l] = kNegate ? T(a[l] ^ kSign) : T(a[l] & ~kSign);
+    if (sizeof(T) == 4 && (a[l] & ~kSign) > 0x7f800000u) r[l] = T(0x7fffffff);  // as on an H200
+  }
   c.store(op.out, r);
   return Step::kNext;
 }

@@ -16,18 +16,28 @@ float round_to_odd(double x) {
   return bit_cast<float>(bits);
 }
 
+// p + c, rounded to odd: the tail that is lost still says on which side of a tie the sum lies.
+double sum_to_odd(double p, double c) {
+  double const sum = p + c, back = sum - p, error = (p - (sum - back)) + (c - back);
+  if (!(std::fabs(sum) < INFINITY) || error == 0 || bit_cast<u64>(sum) & 1) return sum;
+  return std::nextafter(sum, error > 0 ? INFINITY : -INFINITY);
+}
+
 struct Half {
   using Bits = u16;
+  static constexpr double kSmallestNormal = 0x1p-14;
   static double read(u16 b) { return double(bit_cast<_Float16>(b)); }
   static u16 write(double x) { return x != x ? u16(0x7fff) : bit_cast<u16>(_Float16(x)); }
 };
 struct Brain {
   using Bits = u16;
+  static constexpr double kSmallestNormal = 0x1p-126;
   static double read(u16 b) { return double(bf16_to_float(b)); }
   static u16 write(double x) { return float_to_bf16(round_to_odd(x)); }
 };
 struct Single {
   using Bits = u32;
+  static constexpr double kSmallestNormal = 0x1p-126;
   static double read(u32 b) { return double(bit_cast<float>(b)); }
   static u32 write(double x) { return x != x ? 0x7fffffffu : bit_cast<u32>(float(x)); }
 };
@@ -50,10 +60,8 @@ Step narrow(Context& c, Op const& op) {
   struct Element {
     Bits v[kPer];
   } r[kLanes];
-  bool const single = sizeof(Bits) == 4;
-  auto flush = [&](double x) {
-    return single && op.immediate & 1 && std::fabs(x) < std::numeric_limits<float>::min() ? std::copysign(0., x) : x;
-  };
+  double const smallest = F::kSmallestNormal;
+  auto flush = [&](double x) { return op.immediate & 1 && std::fabs(x) < smallest ? std::copysign(0., x) : x; };
   for (int i = 0; i < kLanes * kPer; ++i) {
     double const a = flush(F::read(in[0][i])), b = flush(F::read(in[1][i])), d = flush(F::read(in[2][i]));
     double v = 0;
@@ -70,7 +78,7 @@ Step narrow(Context& c, Op const& op) {
       // The product of two floats is exact in double, but the sum may round twice: std::fma of the float itself for
       // those.
       case kFma:
-        v = single ? double(std::fma(float(a), float(b), float(d))) : std::fma(a, b, d);
+        v = sizeof(Bits) == 4 ? double(std::fma(float(a), float(b), float(d))) : sum_to_odd(a * b, d);
         break;
       case kMin:
         v = minimum(a, b);
@@ -85,7 +93,7 @@ Step narrow(Context& c, Op const& op) {
         v = a != a || b != b ? NAN : maximum(a, b);
         break;
     }
-    if (op.immediate & 2) v = v != v ? 0 : std::min(std::max(v, 0.), 1.);
+    if (op.immediate & 2) v = v > 0 ? std::min(v, 1.) : 0;  // of NaN and of -0 too
     if (op.immediate & 4 && v < 0) v = 0;
     r[i / kPer].v[i % kPer] = F::write(flush(v));
   }
@@ -118,15 +126,25 @@ Step integer_pairs(Context& c, Op const& op) {
   return Step::kNext;
 }
 
-template <int kSize, bool kNegate>
+// NaN becomes the canonical one, as on an H200.
+template <int kPer, bool kNegate, u16 kInfinity>
 Step signs(Context& c, Op const& op) {
-  using Bits = std::conditional_t<kSize == 2, u16, u32>;
-  Bits const* a = c.lanes<Bits>(op.in[0]);
-  constexpr Bits kSign = Bits(0x80008000u);
-  Bits r[kLanes];
-  for (int l = 0; l < kLanes; ++l) r[l] = kNegate ? Bits(a[l] ^ kSign) : Bits(a[l] & ~kSign);
+  struct Element {
+    u16 v[kPer];
+  } r[kLanes];
+  u16 const* a = c.lanes<u16>(op.in[0]);
+  for (int i = 0; i < kLanes * kPer; ++i) {
+    u16 const magnitude = a[i] & 0x7fff;
+    r[i / kPer].v[i % kPer] = magnitude > kInfinity ? u16(0x7fff) : kNegate ? u16(a[i] ^ 0x8000) : magnitude;
+  }
   c.store(op.out, r);
   return Step::kNext;
+}
+
+template <u16 kInfinity>
+Handler sign_handler(bool packed, bool negate) {
+  if (packed) return negate ? signs<2, true, kInfinity> : signs<2, false, kInfinity>;
+  return negate ? signs<1, true, kInfinity> : signs<1, false, kInfinity>;
 }
 
 }  // namespace
@@ -142,8 +160,7 @@ bool decode_packed(Decoder& d, Statement const& s, Op& op, Class& kind) {
     if (s.has("rz") || s.has("rm") || s.has("rp")) unsupported(s, "has a rounding that the simulator does not do");
   } else if (half || brain) {
     if (b == "abs" || b == "neg")
-      op.run =
-          t.packed ? (b == "neg" ? signs<4, true> : signs<4, false>) : (b == "neg" ? signs<2, true> : signs<2, false>);
+      op.run = half ? sign_handler<0x7c00>(t.packed, b == "neg") : sign_handler<0x7f80>(t.packed, b == "neg");
     else if (half)
       op.run = t.packed ? narrow_handler<Half, 2>(b, s.has("NaN")) : narrow_handler<Half, 1>(b, s.has("NaN"));
     else
