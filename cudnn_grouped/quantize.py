@@ -41,7 +41,7 @@ def quantize(x, format="mxfp8", *, axis="row", norm_const=None, padded_offsets=N
     e4m3 scale: amax/6 * norm_const to nearest, saturating. Source: the OCP MX specification and the API documents'
     SFD equations. ValueError for an unknown format or axis and for another shape, dtype or layout of ``x``.
     """
-    block_format = _block_format(format)
+    block_format = block_format(format)
     tensors = {"x": x, "norm_const": norm_const, "padded_offsets": padded_offsets}
     return _call("quantize", tensors, **block_format._asdict(), axis=axis)
 
@@ -53,7 +53,7 @@ def dequantize(data, scales, format="mxfp8", *, axis="row", norm_const=None, pad
     dtype: of the result: float32 (default), bfloat16 or float16.
     Returns a tensor of the shape that was quantised. ValueError for a bad argument.
     """
-    block_format = _block_format(format)
+    block_format = block_format(format)
     tensors = {"data": data, "scales": scales, "norm_const": norm_const, "padded_offsets": padded_offsets}
     for name, expected in (("data", block_format.dtype), ("scales", block_format.sf_dtype)):
         got = getattr(tensors[name], "dtype", None)
@@ -65,7 +65,7 @@ def dequantize(data, scales, format="mxfp8", *, axis="row", norm_const=None, pad
     return _call("dequantize", tensors, sf_vec_size=block_format.sf_vec_size, axis=axis, dtype=dtype)
 
 
-def _block_format(format):
+def block_format(format):
     if not isinstance(format, str) or format not in FORMATS:
         raise ValueError(f"format: expected one of {', '.join(FORMATS)}, got {format!r}")
     return FORMATS[format]
