@@ -41,9 +41,9 @@ def quantize(x, format="mxfp8", *, axis="row", norm_const=None, padded_offsets=N
     e4m3 scale: amax/6 * norm_const to nearest, saturating. Source: the OCP MX specification and the API documents'
     SFD equations. ValueError for an unknown format or axis and for another shape, dtype or layout of ``x``.
     """
-    block_format = block_format(format)
+    chosen = block_format(format)
     tensors = {"x": x, "norm_const": norm_const, "padded_offsets": padded_offsets}
-    return _call("quantize", tensors, **block_format._asdict(), axis=axis)
+    return _call("quantize", tensors, **chosen._asdict(), axis=axis)
 
 
 def dequantize(data, scales, format="mxfp8", *, axis="row", norm_const=None, padded_offsets=None, dtype=torch.float32):
@@ -53,16 +53,16 @@ def dequantize(data, scales, format="mxfp8", *, axis="row", norm_const=None, pad
     dtype: of the result: float32 (default), bfloat16 or float16.
     Returns a tensor of the shape that was quantised. ValueError for a bad argument.
     """
-    block_format = block_format(format)
+    chosen = block_format(format)
     tensors = {"data": data, "scales": scales, "norm_const": norm_const, "padded_offsets": padded_offsets}
-    for name, expected in (("data", block_format.dtype), ("scales", block_format.sf_dtype)):
+    for name, expected in (("data", chosen.dtype), ("scales", chosen.sf_dtype)):
         got = getattr(tensors[name], "dtype", None)
         packed = got == torch.uint8 and expected == torch.float4_e2m1fn_x2
         if got is not None and got != expected and not packed:
             raise ValueError(f"{name}: expected dtype {expected} of format {format}, got {got}")
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise ValueError(f"dtype: expected a torch.dtype, got {dtype!r}")
-    return _call("dequantize", tensors, sf_vec_size=block_format.sf_vec_size, axis=axis, dtype=dtype)
+    return _call("dequantize", tensors, sf_vec_size=chosen.sf_vec_size, axis=axis, dtype=dtype)
 
 
 def block_format(format):

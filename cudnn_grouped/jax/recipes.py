@@ -97,9 +97,10 @@ class NVFP4(BF16):
     @staticmethod
     def _norm(amax):
         largest = 6.0 * 448.0  # of e2m1 data and of e4m3 scales
-        # XLA may not move the divisions: the factors have the bits of nn/recipes.py.
-        factor = jax.lax.optimization_barrier(largest / amax.astype(jnp.float32))
-        return jnp.where(amax > 0, jnp.minimum(factor, 2.0**126), jnp.float32(1.0)).reshape(1)
+        # A reciprocal and a product, as torch divides a number by a tensor; XLA may not make one division of them. So the
+        # factors have the bits of nn/recipes.py.
+        reciprocal = jax.lax.optimization_barrier(1.0 / amax.astype(jnp.float32))
+        return jnp.where(amax > 0, jnp.minimum(reciprocal * largest, 2.0**126), jnp.float32(1.0)).reshape(1)
 
     @staticmethod
     def _magnitude(x):
