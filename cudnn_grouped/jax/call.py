@@ -198,11 +198,8 @@ def _attribute(name, value):
 
 def _bind(operation, arrays, results, attributes):
     def custom_call(*arrays):
-        arrays, varying = _same_manual_axes(arrays)
-        shapes = [
-            jax.ShapeDtypeStruct(r.shape, r.dtype, manual_axis_type=jax.sharding.ManualAxisType(varying=varying))
-            for r in results
-        ]
+        arrays, varying = same_manual_axes(arrays)
+        shapes = [jax.ShapeDtypeStruct(r.shape, r.dtype, **_manual_axes(varying)) for r in results]
         return jax.ffi.ffi_call(target_name(operation), shapes)(*arrays, **attributes)
 
     unbatched = jax.custom_batching.custom_vmap(custom_call)
@@ -224,9 +221,17 @@ def _bind(operation, arrays, results, attributes):
     return differentiable(*arrays)
 
 
-def _same_manual_axes(arrays):
-    """Within shard_map, a custom call takes arrays that vary over the same mesh axes."""
+def same_manual_axes(arrays):
+    """(arrays, axes) with every array varying over the same mesh axes of shard_map, as a custom call takes them."""
     axes = [jax.typeof(array).mat.varying for array in arrays]
     varying = frozenset().union(*axes)
     missing = [tuple(sorted(varying - of_array)) for of_array in axes]
     return [jax.lax.pcast(a, m, to="varying") if m else a for a, m in zip(arrays, missing)], varying
+
+
+def _manual_axes(varying):
+    """How a result says that it varies over these mesh axes of shard_map."""
+    if not varying:
+        return {}
+    sharding = jax.sharding.NamedSharding(jax.sharding.get_abstract_mesh(), jax.sharding.PartitionSpec())
+    return {"sharding": sharding, "manual_axis_type": jax.sharding.ManualAxisType(varying=varying)}

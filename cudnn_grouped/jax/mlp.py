@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from ..nn.grouped_mlp import ACTIVATIONS
+from .call import same_manual_axes
 from .operators import operator
 from .recipes import RECIPES, TokenOperand, gemm, plain, weight_gradient
 
@@ -26,8 +27,11 @@ def grouped_mlp(x, padded_offsets, prob, w1, w2, b1=None, b2=None, *, activation
     own experts, rows and offsets. ValueError for a bad argument; vmap raises NotImplementedError.
     """
     _check(x, padded_offsets, prob, w1, w2, b1, b2, activation, recipe)
-    y = _mlp((activation, recipe), x.astype(jnp.bfloat16), padded_offsets, prob.astype(jnp.float32), w1, w2, b1, b2)
-    return y.astype(x.dtype)
+    arrays = [x.astype(jnp.bfloat16), padded_offsets, prob.astype(jnp.float32), w1, w2, b1, b2]
+    # Here, where JAX can differentiate it: within shard_map the gradient of a replicated weight is a sum over devices.
+    same, _ = same_manual_axes([array for array in arrays if array is not None])
+    same = iter(same)
+    return _mlp((activation, recipe), *(None if array is None else next(same) for array in arrays)).astype(x.dtype)
 
 
 def _check(x, padded_offsets, prob, w1, w2, b1, b2, activation, recipe):
