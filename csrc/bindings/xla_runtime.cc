@@ -59,7 +59,7 @@ Runtime Runtime::cpu(ffi::ThreadPool& threads) {
     work->wait();
   };
   result.allocate_ = [](int64_t bytes) {
-    return ::operator new(size_t(bytes), std::align_val_t(kAlignment), std::nothrow);
+    return std::shared_ptr<void>(::operator new(size_t(bytes), std::nothrow), [](void* p) { ::operator delete(p); });
   };
   return result;
 }
@@ -68,8 +68,9 @@ Runtime Runtime::cuda(int device_ordinal, void* stream, ffi::ScratchAllocator& s
   Runtime result;
   result.device_ = {Device::Type::cuda, device_ordinal};
   result.launch_.stream = stream;
+  // XLA frees it when the handler returns: its allocator reuses memory in the order of the stream.
   result.allocate_ = [&scratch](int64_t bytes) {
-    return scratch.Allocate(size_t(bytes), size_t(kAlignment)).value_or(nullptr);
+    return std::shared_ptr<void>(scratch.Allocate(size_t(bytes)).value_or(nullptr), [](void*) {});
   };
   return result;
 }
@@ -83,14 +84,13 @@ Engine const& Runtime::engine() {
 
 Launch const& Runtime::launch(int64_t workspace_bytes) {
   if (workspace_bytes > 0) {
-    launch_.workspace = allocate_(workspace_bytes);
-    if (!launch_.workspace) {
+    memory_ = allocate_(workspace_bytes + kAlignment);  // XLA aligns to 16 bytes at most
+    if (!memory_) {
       throw CallFailure{{Error::Kind::runtime, "workspace",
                          "expected " + std::to_string(workspace_bytes) + " bytes of scratch memory, got none"}};
     }
-    if (device_.type == Device::Type::cpu) {
-      memory_.reset(launch_.workspace, [](void* p) { ::operator delete(p, std::align_val_t(kAlignment)); });
-    }
+    auto const address = reinterpret_cast<uintptr_t>(memory_.get());
+    launch_.workspace = reinterpret_cast<void*>(ceil_div<uintptr_t>(address, kAlignment) * kAlignment);
   }
   return launch_;
 }

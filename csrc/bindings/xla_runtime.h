@@ -25,7 +25,7 @@ class Runtime {
  private:
   Device device_;
   Launch launch_;
-  std::function<void*(int64_t bytes)> allocate_;
+  std::function<std::shared_ptr<void>(int64_t bytes)> allocate_;
   std::shared_ptr<void> memory_;
 };
 
