@@ -180,7 +180,9 @@ def write_ninja_file(version):
     outputs.append(ninja.link("_C" + sysconfig.get_config_var("EXT_SUFFIX"), [python, core]))
 
     if headers := find_xla_headers():
-        objects = [ninja.compile(s, [*cxx, "-isystem", headers]) for s in sorted(Path("csrc/bindings").glob("xla_*.cc"))]
+        objects = [
+            ninja.compile(s, [*cxx, "-isystem", headers]) for s in sorted(Path("csrc/bindings").glob("xla_*.cc"))
+        ]
         outputs.append(ninja.link("libcudnn_grouped_jax.so", [*objects, core], ["-Wl,-z,defs"]))
     else:
         print(f"{PACKAGE}: no JAX library, because jaxlib was not found")

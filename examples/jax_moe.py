@@ -29,7 +29,9 @@ def parse_arguments(argv=None):
     parser.add_argument("--text", type=Path, help="a file to learn; this Python's argparse module by default")
     sizes = {"steps": 100, "batch": 512, "context": 8, "width": 32, "ffn": 256, "experts": 8, "top_k": 2, "seed": 0}
     for name, value in sizes.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value, metavar="N", help=f"default {value}")
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=int, default=value, metavar="N", help=f"default {value}"
+        )
     parser.add_argument("--learning-rate", type=float, default=3e-3, metavar="R", help="default 3e-3")
     return parser.parse_args(argv)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from cases import Case
-from jax_values import CPU, assert_same, bits, jax, jax_arguments, jnp, on_jax, split, to_jax, to_numpy
+from jax_values import CPU, assert_same, bits, in_memory_order, jax, jax_arguments, jnp, on_jax, split, to_jax, to_numpy
 
 import cudnn_grouped
 from cudnn_grouped import TupleDict
@@ -58,7 +58,12 @@ def entry_arguments(built):
     case = built.case
     arguments = {NAMES[case.op].get(name, name): value for name, value in jax_arguments(built).items()}
     arrays, options = split({name: value for name, value in arguments.items() if value is not None})
-    return arrays, options | {"d_dtype": jnp.dtype(str(cases.DTYPES[case.d]).split(".")[1]), "generate_dbias": case.dbias}
+    if case.op == "dsrelu" and not case.scaled:
+        arrays["sfa"] = None  # it has no default: it comes before parameters that have none
+    return arrays, options | {
+        "d_dtype": jnp.dtype(str(cases.DTYPES[case.d]).split(".")[1]),
+        "generate_dbias": case.dbias,
+    }
 
 
 def plain(result):
@@ -70,7 +75,6 @@ def test_bits_of_the_torch_wrapper(case):
     built = cases.build(case)
     want = torch_wrapper(built)
     arrays, options = entry_arguments(built)
-    arrays.setdefault("sfa", None) if case.op == "dsrelu" else None
     entry = ENTRY_POINTS[case.op]
     jitted = jax.jit(lambda arrays: entry(**arrays, **options))
     for call in (lambda: entry(**arrays, **options), lambda: jitted(arrays)):
@@ -91,7 +95,6 @@ def test_defaults():
     for case, dtype in ((Case(d="e4m3"), jnp.float8_e4m3fn), (Case(ab="bf16"), jnp.bfloat16)):
         built = cases.build(case)
         arrays, options = entry_arguments(built)
-        arrays.setdefault("sfa", None)
         chosen = {n: v for n, v in options.items() if n not in ("d_dtype", "sf_vec_size")}
         result = on_jax.grouped_gemm_dsrelu_jax_sm100(**arrays, **chosen)
         assert result["d_row_tensor"].dtype == dtype
@@ -146,7 +149,7 @@ def test_pointer_table_of_jax_arrays():
     case = CASES[0]
     (arrays, options), want, built = pointer_case()
     weights = [to_jax(tensor) for tensor in built.alive[: case.experts]]
-    scales = [to_jax(cases_in_memory(tensor)) for tensor in built.alive[case.experts :]]
+    scales = [to_jax(in_memory_order("sfb", tensor)) for tensor in built.alive[case.experts :]]
     arrays["b_ptrs"] = on_jax.pointer_table([None, *weights[1:]])  # the first expert has no rows
     arrays["sfb_ptrs"] = on_jax.pointer_table([None, *scales[1:]])
     assert arrays["b_ptrs"].dtype == np.uint8 and arrays["b_ptrs"].shape == (8 * case.experts,)
@@ -158,10 +161,6 @@ def test_pointer_table_of_jax_arrays():
     other = jax.device_put(weights[1], jax.local_devices(backend="cpu")[1])
     with pytest.raises(ValueError, match=r"arrays\[1\]: expected an array on one device"):
         on_jax.pointer_table([weights[0], other])
-
-
-def cases_in_memory(tensor):
-    return tensor.permute(5, 2, 4, 0, 1, 3)
 
 
 @pytest.mark.parametrize("case", [CASES[1], CASES[3]], ids=str)

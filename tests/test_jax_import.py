@@ -18,7 +18,9 @@ def run_python(code):
 
 
 def test_importing_the_package_does_not_import_jax():
-    assert run_python("import sys, cudnn_grouped; print('jax' in sys.modules, 'jaxlib' in sys.modules)") == "False False"
+    assert (
+        run_python("import sys, cudnn_grouped; print('jax' in sys.modules, 'jaxlib' in sys.modules)") == "False False"
+    )
 
 
 def test_importing_the_jax_layer_starts_no_backend():

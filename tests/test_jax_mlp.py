@@ -115,9 +115,7 @@ def test_shard_map_over_experts(check_vma):
     mesh = jax.make_mesh((2,), ("expert",), devices=jax.local_devices(backend="cpu"))
     over_experts = jax.sharding.PartitionSpec("expert")
 
-    @functools.partial(
-        jax.shard_map, mesh=mesh, in_specs=over_experts, out_specs=over_experts, check_vma=check_vma
-    )
+    @functools.partial(jax.shard_map, mesh=mesh, in_specs=over_experts, out_specs=over_experts, check_vma=check_vma)
     def both(offsets, arguments, dy):
         return forward_and_backward("swiglu", "mxfp8", offsets, arguments, dy)
 

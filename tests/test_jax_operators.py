@@ -7,7 +7,19 @@ import numpy as np
 import pytest
 import torch
 from cases import Case
-from jax_values import assert_same, bits, jax, jax_arguments, jnp, on_jax, options_of, split, to_jax, to_numpy, torch_results
+from jax_values import (
+    assert_same,
+    bits,
+    jax,
+    jax_arguments,
+    jnp,
+    on_jax,
+    options_of,
+    split,
+    to_jax,
+    to_numpy,
+    torch_results,
+)
 
 import cudnn_grouped
 from cudnn_grouped.quantize import FORMATS
@@ -33,7 +45,14 @@ CASES = [
     Case(op="dglu", d="bf16", dbias=True, options={"epilogue_op": "relu", **GEGLU}),
     Case(op="dglu", ab="uint8", sf="e4m3", vec=16, d="bf16", offsets=(256, 768), m=1024),
     Case(op="dglu", ab="uint8", vec=16, d="fp16", weights="list_k", options={"vector_f32": True}),
-    Case(op="dglu", d="e5m2", weights="ptrs_n", rank=2, offsets=(512,), options={"use_single_group_runtime_offsets": True}),
+    Case(
+        op="dglu",
+        d="e5m2",
+        weights="ptrs_n",
+        rank=2,
+        offsets=(512,),
+        options={"use_single_group_runtime_offsets": True},
+    ),
 ]
 
 
@@ -93,7 +112,9 @@ def test_offsets_are_an_argument_of_the_compiled_program():
 def test_donated_arguments_and_cleared_caches():
     built, want = expected(CASES[1])
     arrays, rest = split(jax_arguments(built))
-    run = jax.jit(lambda c, others: on_jax.operator("dsrelu", c=c, **others, **rest, **options_of(CASES[1])), donate_argnums=0)
+    run = jax.jit(
+        lambda c, others: on_jax.operator("dsrelu", c=c, **others, **rest, **options_of(CASES[1])), donate_argnums=0
+    )
     for _ in range(2):
         others = {name: value for name, value in arrays.items() if name != "c"}
         c = jnp.array(arrays["c"])  # a copy to give away
@@ -131,7 +152,10 @@ def check(operation, torch_arguments, jax_arguments):
         if "scales" in want:
             want["sfd_row"] = want.pop("scales")
     arrays, rest = split(jax_arguments)
-    for run in (on_jax.operator, jax.jit(lambda operation, **a: on_jax.operator(operation, **a, **rest), static_argnums=0)):
+    for run in (
+        on_jax.operator,
+        jax.jit(lambda operation, **a: on_jax.operator(operation, **a, **rest), static_argnums=0),
+    ):
         got = run(operation, **arrays, **({} if run is not on_jax.operator else rest))
         if "scales" in got:
             got["sfd_row"] = got.pop("scales")
@@ -195,7 +219,9 @@ def test_quantize_and_dequantize(axis, format, rank):
     view = x.permute(1, 2, 0) if rank == 3 else x
     norm = torch.tensor([1.25])
     options = {**FORMATS[format]._asdict(), "axis": axis}
-    check("quantize", {"x": view, "norm_const": norm, **options}, {"x": to_jax(x), "norm_const": to_jax(norm), **options})
+    check(
+        "quantize", {"x": view, "norm_const": norm, **options}, {"x": to_jax(x), "norm_const": to_jax(norm), **options}
+    )
     data, scales = cudnn_grouped.quantize(view, format, axis=axis, norm_const=norm)
     options = {"sf_vec_size": FORMATS[format].sf_vec_size, "axis": axis, "dtype": torch.bfloat16}
     got = on_jax.quantize(to_jax(x), format, axis=axis, norm_const=to_jax(norm))

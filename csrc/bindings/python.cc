@@ -146,9 +146,10 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "take_error", [] { return as_python(take_last_error()); },
       "The last failed check of this thread as (kind, argument, text), or None; cleared by the call.");
-  m.def("check", &check, py::arg("operation"), py::arg("tensors"), py::arg("options"), py::arg("read_values") = false,
-        "Checks arguments by their metadata, and with read_values by the values at their addresses too. Returns None, or "
-        "(kind, argument, text).");
+  m.def(
+      "check", &check, py::arg("operation"), py::arg("tensors"), py::arg("options"), py::arg("read_values") = false,
+      "Checks arguments by their metadata, and with read_values by the values at their addresses too. Returns None, or "
+      "(kind, argument, text).");
   m.def("engines", &engine_list, "The engines of the loaded libraries.");
   m.def("engine_for", &engine_name, py::arg("device_type"), py::arg("capability") = py::none(),
         "The name of the engine that serves a device, or None.");

@@ -1,6 +1,6 @@
 // The XLA handlers, one for each platform, that serve every operator: the attributes `operation`, `operands` and
-// `results` say what a call is, all other attributes are the operator's options by name. The problem, its checks and the
-// engines are the torch operators'.
+// `results` say what a call is, all other attributes are the operator's options by name. The problem, its checks and
+// the engines are the torch operators'.
 #include "../core/device_values.h"
 #include "../core/scale_layout.h"
 #include "named_arguments.h"
@@ -174,12 +174,9 @@ CG_API XLA_FFI_Error* cudnn_grouped_xla_cpu(XLA_FFI_CallFrame* frame);
 CG_API XLA_FFI_Error* cudnn_grouped_xla_cuda(XLA_FFI_CallFrame* frame);
 }
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(cudnn_grouped_xla_cpu, cudnn_grouped::bindings::call_cpu,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .RemainingArgs()
-                                  .RemainingRets()
-                                  .Attrs());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    cudnn_grouped_xla_cpu, cudnn_grouped::bindings::call_cpu,
+    xla::ffi::Ffi::Bind().Ctx<xla::ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(cudnn_grouped_xla_cuda, cudnn_grouped::bindings::call_cuda,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::DeviceOrdinal>()

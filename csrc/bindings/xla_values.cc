@@ -88,8 +88,8 @@ Tensor describe(Entry const& entry, ffi::AnyBuffer const& buffer, Device device)
   for (size_t i = size.size(); i-- > 1;) stride[i - 1] = stride[i] * size[i];
   result.rank = int(size.size());
   if (!entry.axes.empty() && entry.axes.size() != size.size()) {
-    misfit(entry.name, "expected " + std::to_string(entry.axes.size()) + " dimensions, got " +
-                           std::to_string(size.size()));
+    misfit(entry.name,
+           "expected " + std::to_string(entry.axes.size()) + " dimensions, got " + std::to_string(size.size()));
   }
   for (int i = 0; i < result.rank && i < Tensor::kMaxRank; ++i) {
     size_t const axis = entry.axes.empty() ? size_t(i) : size_t(entry.axes[i]);

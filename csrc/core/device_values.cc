@@ -26,7 +26,7 @@ void read_values(void* to, void const* from, int64_t bytes, Device device) {
     return;
   }
   DeviceReader const& reader = device_reader();
-  void* const stream = reading_stream        ? *reading_stream
+  void* const stream = reading_stream          ? *reading_stream
                        : reader.current_stream ? reader.current_stream(device.index)
                                                : nullptr;
   if (!reader.read(to, from, bytes, device.index, stream)) {

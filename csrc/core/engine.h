@@ -45,8 +45,8 @@ CG_API std::deque<Engine> const& engines();  // references to them stay valid
 CG_API Engine const* engine_for(Device device, std::string& why);
 CG_API Engine const* engine_for_capability(int capability);
 
-// count copies of a 32-bit pattern, on the stream of the launch: how a caller without a framework's operators clears the
-// accumulators. The device is one that an engine serves.
+// count copies of a 32-bit pattern, on the stream of the launch: how a caller without a framework's operators clears
+// the accumulators. The device is one that an engine serves.
 CG_API void fill(Device device, void* to, uint32_t pattern, int64_t count, Launch const& launch);
 
 }  // namespace cudnn_grouped

@@ -3,8 +3,6 @@
 import functools
 import warnings
 
-import torch
-
 from .operation import GroupedGemmOperation, run_wrapper
 
 REQUIRED = ("a", "c", "padded_offsets", "alpha", "beta", "prob")

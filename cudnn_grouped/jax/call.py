@@ -113,7 +113,7 @@ def call(operation, operands, options, name_of=str, read_values=True):
         **{name: _attribute(name, value) for name, value in options.items()},
     }
     outputs = _bind(operation, [operand.array for _, operand in flat], list(results.values()), attributes)
-    return {name: None for name in schema(operation)[2]} | dict(zip(results, outputs, strict=True))
+    return dict.fromkeys(schema(operation)[2]) | dict(zip(results, outputs, strict=True))
 
 
 def _check(operation, given, options, name_of, read_values):

@@ -252,6 +252,9 @@ def _check_one_legal_value(name, value, legal):
 
 jax.tree_util.register_pytree_with_keys(
     TupleDict,
-    lambda result: (tuple((jax.tree_util.DictKey(name), value) for name, value in result.items()), tuple(result.keys())),
+    lambda result: (
+        tuple((jax.tree_util.DictKey(name), value) for name, value in result.items()),
+        tuple(result.keys()),
+    ),
     lambda names, values: TupleDict(zip(names, values)),
 )

@@ -71,10 +71,10 @@ def _weight(array, b_major):
 
 def _oriented(operation, name, array):
     if operation == "wgrad" and name in ("a", "b") and array.ndim == 2:
-        # a is (m, T) there and b (T, n): of arrays (T, m) and (T, n), or of FP4's (m, T/2) and (n, T/2).
-        if (name == "a") != (array.dtype == np.uint8):
-            packed = array.dtype == np.uint8
-            return Operand(array, (1, 0), "(n, T/2)" if packed else "(T, m)")
+        # There a is (m, T) and b (T, n); the arrays are (T, m) and (T, n), or for FP4 (m, T/2) and (n, T/2).
+        packed = array.dtype == np.uint8
+        turned = (name == "a") != packed
+        return Operand(array, (1, 0), "(n, T/2)" if packed else "(T, m)") if turned else Operand(array)
     if operation in ("quantize", "dequantize") and name in ("x", "data") and array.ndim == 3:
         return Operand(array, (1, 2, 0), "(L, R, C)")
     return Operand(array)
