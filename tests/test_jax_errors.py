@@ -146,7 +146,7 @@ BAD_VALUES = [
 
 @pytest.mark.parametrize("case, changes, message", BAD_VALUES, ids=lambda value: "")
 def test_bad_value(case, changes, message):
-    """Of a jitted function: an error of its execution, after which it works. Of the wrapper: a ValueError at once."""
+    """Of a jitted function: an error of its execution, after which it works. Outside jit: a ValueError at once."""
     built = cases.build(case)
     arrays, options = entry_arguments(built)
     bad = arrays | {name: jnp.asarray(value, arrays[name].dtype) for name, value in changes.items()}
@@ -155,6 +155,8 @@ def test_bad_value(case, changes, message):
         with pytest.raises(XLA_ERRORS, match=message):
             jax.block_until_ready(run(bad))
     assert_same(plain(run(arrays)), torch_wrapper(built))
+    with pytest.raises(ValueError, match="^" + message):
+        ENTRY_POINTS[case.op](**bad, **options)
     named = {call_name(name): value for name, value in jax_arguments(built).items()}
     named |= {call_name(name): bad[name] for name in changes}
     message = "^" + message.replace("norm_const:", "norm_const_tensor:")
@@ -314,3 +316,28 @@ def test_description_that_does_not_fit(attributes, message):
 def test_result_of_another_size(shape):
     with pytest.raises(XLA_ERRORS, match="d: expected shape"):
         raw_call(shape)
+
+
+@pytest.mark.parametrize(
+    "operation, operands, shapes, results, message",
+    [
+        ("quantize", "x", [(64, 32), (1, 1, 1, 32, 4, 4)], "data scales", "data: expected 4096 bytes, got 2048"),
+        ("quantize", "x", [(64, 64), (1, 1, 1, 32, 4, 2)], "data scales", "scales: expected 512 bytes, got 256"),
+        ("quantize", "x", [(64, 64), (1, 1, 1, 32, 4, 4)], "data other", "scales: expected a buffer, got none"),
+        ("dequantize", "data scales", [(64, 63)], "x", "x: expected 16384 bytes, got 4032"),
+        ("wgrad", "a b padded_offsets", [(1, 64, 63)], "out", "out: expected 8192 bytes, got 4032"),
+    ],
+)
+def test_result_of_another_size_of_the_other_operators(operation, operands, shapes, results, message):
+    arrays = {
+        "x": zeros(64, 64), "data": zeros(64, 64, dtype=jnp.float8_e4m3fn), "a": zeros(64, 256, dtype=jnp.bfloat16),
+        "scales": zeros(1, 1, 1, 32, 4, 4, dtype=jnp.float8_e8m0fnu), "b": zeros(256, 64, dtype=jnp.bfloat16),
+        "padded_offsets": jnp.array([256], jnp.int32),
+    }  # fmt: skip
+    options = {"sf_vec_size": 16 if operation == "wgrad" else 32}
+    if operation == "quantize":
+        options |= {"dtype": "float8_e4m3fn", "sf_dtype": "float8_e8m0fnu"}
+    call = jax.ffi.ffi_call("cudnn_grouped_mm", [jax.ShapeDtypeStruct(shape, jnp.uint8) for shape in shapes])
+    given = [arrays[name] for name in operands.split()]
+    with pytest.raises(XLA_ERRORS, match=message):
+        jax.block_until_ready(call(*given, operation=operation, operands=operands, results=results, **options))

@@ -1,6 +1,8 @@
 """The differentiable feed-forward in JAX: the bits of nn.GroupedMLP forward and backward, and shard_map over experts."""
 
 import functools
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -131,6 +133,25 @@ def test_shard_map_over_experts(check_vma):
             for name, one, other in zip(NAMES, got, want, strict=True):
                 part = rows if name in ("y", "dx", "dprob") else experts
                 assert (bits(np.asarray(one)[part]) == bits(other)).all(), name
+
+
+def test_more_devices_than_threads():
+    """Handlers that occupy all of XLA's threads must not wait for one another: here four on one core."""
+    code = (
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "import jax, jax.numpy as jnp\n"
+        "jax.config.update('jax_num_cpu_devices', 4)\n"
+        "from cudnn_grouped.jax import operator\n"
+        "mesh, P = jax.make_mesh((4,), ('rows',)), jax.sharding.PartitionSpec('rows')\n"
+        "split = lambda *shape: jax.device_put(jnp.ones(shape, jnp.bfloat16), jax.sharding.NamedSharding(mesh, P))\n"
+        "offsets = jnp.array([512], jnp.int32)\n"
+        "run = lambda a, b: operator('mm', a=a, b=b, padded_offsets=offsets)['d']\n"
+        "run = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=(P, P), out_specs=P))\n"
+        "for _ in range(20): d = run(split(2048, 64), split(4, 256, 64))\n"
+        "print(float(d.min()), float(d.max()))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert result.stdout.split() == ["64.0", "64.0"], result.stderr
 
 
 def test_replicated_weights_within_shard_map():

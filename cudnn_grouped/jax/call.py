@@ -90,20 +90,20 @@ def as_array(name, value):
     return jnp.asarray(value)
 
 
-def call(operation, operands, options, name_of=str, read_values=True):
+def call(operation, operands, options, name_of=str):
     """The results by the names of the torch operator's schema, None for those that are absent.
 
     operands: {argument: Operand, list of Operands, or None}. options: {argument: value, None where not given}; dtypes as
     torch dtypes. name_of: the caller's name of an argument, for messages.
-    read_values: offsets, norm_const and pointer tables that are concrete arrays on the CPU are checked by value at once;
-    otherwise the handler does it.
+    Offsets, norm_const and pointer tables that are concrete arrays on the CPU are checked by value at once; otherwise the
+    handler does it.
 
     ValueError or NotImplementedError for a bad argument. Under vmap and differentiation NotImplementedError.
     """
     options = {name: value for name, value in options.items() if value is not None}
     check_options({name: value for name, value in options.items() if name in OPTION_TYPES})
     given = {name: value for name, value in operands.items() if value is not None}
-    _check(operation, given, options, name_of, read_values)
+    _check(operation, given, options, name_of)
     results = _results(operation, given, options)
     flat = [(name, one) for name, value in given.items() for one in (value if isinstance(value, list) else [value])]
     attributes = {
@@ -116,8 +116,8 @@ def call(operation, operands, options, name_of=str, read_values=True):
     return dict.fromkeys(schema(operation)[2]) | dict(zip(results, outputs, strict=True))
 
 
-def _check(operation, given, options, name_of, read_values):
-    addresses = _addresses(given) if read_values else None
+def _check(operation, given, options, name_of):
+    addresses = _addresses(given)
 
     def described(name, operand):
         if addresses is None:

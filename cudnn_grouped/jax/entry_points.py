@@ -209,7 +209,7 @@ def run_wrapper(operation, tensors, required, options, constants, dprob, current
     check_constants(constants)
     if dprob is not None:
         dprob = as_array("dprob_tensor", dprob)
-    result = _run(operation, tensors, required, options, acc_dtype, call_name, read_values=True, dprob=dprob)
+    result = _run(operation, tensors, required, options, acc_dtype, call_name, dprob)
     if dprob is not None:
         offsets = as_array("padded_offsets", tensors["padded_offsets"])
         result["dprob_tensor"] = _accumulated(dprob, result["dprob_tensor"], offsets)
@@ -223,7 +223,7 @@ def _accumulated(dprob, new, padded_offsets):
     return jnp.where(owned, dprob + new.reshape(dprob.shape), 0.0)
 
 
-def _run(operation, tensors, required, options, acc_dtype, name_of, read_values=False, dprob=None):
+def _run(operation, tensors, required, options, acc_dtype, name_of, dprob=None):
     for name in required:
         if tensors[name] is None:
             raise ValueError(f"{name_of(name)}: expected an array (required), got None")
@@ -232,7 +232,7 @@ def _run(operation, tensors, required, options, acc_dtype, name_of, read_values=
     discrete = {name: (tensors | options)[name] for name in ("b_ptrs", "sfb_ptrs", "n", "b_dtype")}
     check_weights(tensors, discrete, name_of)
     operands = operands_of(operation, tensors, options, name_of)
-    outputs = call(operation, operands, options, name_of, read_values)
+    outputs = call(operation, operands, options, name_of)
     if dprob is not None and (dprob.dtype != jnp.float32 or dprob.size != outputs["dprob"].size):
         got = f"{dprob.dtype} of shape {tuple(dprob.shape)}"
         raise ValueError(f"{name_of('dprob')}: expected float32 of shape {outputs['dprob'].shape}, got {got}")

@@ -97,10 +97,8 @@ class NVFP4(BF16):
     @staticmethod
     def _norm(amax):
         largest = 6.0 * 448.0  # of e2m1 data and of e4m3 scales
-        # A reciprocal and a product, as torch divides a number by a tensor; XLA may not make one division of them. So the
-        # factors have the bits of nn/recipes.py.
-        reciprocal = jax.lax.optimization_barrier(1.0 / amax.astype(jnp.float32))
-        return jnp.where(amax > 0, jnp.minimum(reciprocal * largest, 2.0**126), jnp.float32(1.0)).reshape(1)
+        factor = (1.0 / amax.astype(jnp.float32)) * largest  # torch divides a number by a tensor this way: same bits
+        return jnp.where(amax > 0, jnp.minimum(factor, 2.0**126), jnp.float32(1.0)).reshape(1)
 
     @staticmethod
     def _magnitude(x):
@@ -139,8 +137,7 @@ def _alpha_of(a, b, padded_offsets, squared):
     alpha = jnp.ones(padded_offsets.shape, jnp.float32)
     if a.norm is None:
         return alpha
-    reciprocals = jax.lax.optimization_barrier((1.0 / a.norm, 1.0 / b.norm))  # as above
-    scale = reciprocals[0] * reciprocals[1]
+    scale = (1.0 / a.norm) * (1.0 / b.norm)  # the product of the factors may overflow
     return alpha * (jnp.sqrt(scale) if squared else scale)
 
 
