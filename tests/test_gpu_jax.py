@@ -10,7 +10,7 @@ import pytest
 import torch
 from cases import Case
 from gpu_device import DEVICE, DRY_RUN, Moved, synchronize
-from jax_values import CPU, assert_same, bits, jax, jax_arguments, jnp, on_jax, options_of, split, to_jax, to_numpy
+from jax_values import assert_same, bits, jax, jax_arguments, jnp, on_jax, options_of, split, to_jax, to_numpy
 from test_jax_errors import XLA_ERRORS
 from test_jax_mlp import assert_bits, forward_and_backward
 from test_jax_operators import CASES, torch_results
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.gpu
 @functools.cache
 def device_or_reason():
     if DRY_RUN:
-        return CPU
+        return jax.local_devices(backend="cpu")[0]
     try:
         return jax.devices("cuda")[DEVICE.index or 0]
     except RuntimeError as error:
@@ -146,7 +146,7 @@ def test_memory_of_torch_as_an_operand(device):
     built = cases.build(case)
     a = Moved()(built.positional[0]).contiguous()
     synchronize()
-    shared = jax.dlpack.from_dlpack(a)
+    shared = jnp.from_dlpack(a)
     assert shared.unsafe_buffer_pointer() == a.data_ptr() and shared.devices() == {device}
     assert_same(on_jax.operator("dglu", **arguments | {"a": shared}, **options_of(case)), want)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from cases import Case
-from jax_values import CPU, assert_same, bits, in_memory_order, jax, jax_arguments, jnp, on_jax, split, to_jax, to_numpy
+from jax_values import assert_same, bits, in_memory_order, jax, jax_arguments, jnp, on_jax, split, to_jax, to_numpy
 
 import cudnn_grouped
 from cudnn_grouped import TupleDict
@@ -131,7 +131,7 @@ def test_pointer_tables_as_int64():
     (arrays, options), want, built = pointer_case()
     with jax.enable_x64():
         for name in ("b_ptrs", "sfb_ptrs"):
-            arrays[name] = jax.device_put(built.keywords[name].numpy(), CPU)
+            arrays[name] = jnp.asarray(built.keywords[name].numpy())
             assert arrays[name].dtype == np.int64
         run = jax.jit(lambda arrays: on_jax.grouped_gemm_dsrelu_jax_sm100(**arrays, **options))
         assert_same(plain(run(arrays)), want)

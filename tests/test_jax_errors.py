@@ -19,8 +19,15 @@ FP4 = Case(op="dglu", ab="uint8", sf="e4m3", vec=16)
 XLA_ERRORS = (ValueError, jax.errors.JaxRuntimeError)
 
 
-def zeros(*shape, dtype=jnp.float32):
-    return jnp.zeros(shape, dtype)
+def zeros(*shape, dtype=np.float32):
+    """A NumPy array: tables of arguments are made before any JAX backend may start."""
+    return np.zeros(shape, dtype)
+
+
+def on_device(arguments):
+    return {
+        n: jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, v) for n, v in arguments.items()
+    }
 
 
 # (case, changed arguments of the entry point, argument named, expected, got)
@@ -105,7 +112,7 @@ BAD = [
 def failing_call(case, changes):
     arrays, options = entry_arguments(cases.build(case))
     options = {"b_major": "k", **options} if "b_major" in changes else options
-    return ENTRY_POINTS[case.op], {**arrays, **options, **changes}
+    return ENTRY_POINTS[case.op], {**arrays, **options, **on_device(changes)}
 
 
 def is_array(value):
@@ -178,14 +185,14 @@ def wrapper_arguments():
         ({"sfa_tensor": None}, "^sfa_tensor: expected the scale factors of a, got None"),
         ({"prob_tensor": None}, r"^prob_tensor: expected an array \(required\), got None"),
         ({"c_tensor": torch.zeros(512, 64, 1)}, "^c_tensor: expected a JAX array, got Tensor"),
-        ({"alpha_tensor": jnp.zeros(3)}, "^alpha_tensor: expected shape"),
-        ({"dprob_tensor": jnp.zeros(3)}, "^dprob_tensor: expected float32 of shape"),
-        ({"dprob_tensor": jnp.zeros((512, 1, 1), jnp.bfloat16)}, "^dprob_tensor: expected float32 of shape"),
+        ({"alpha_tensor": zeros(3)}, "^alpha_tensor: expected shape"),
+        ({"dprob_tensor": zeros(3)}, "^dprob_tensor: expected float32 of shape"),
+        ({"dprob_tensor": zeros(512, 1, 1, dtype=jnp.bfloat16)}, "^dprob_tensor: expected float32 of shape"),
     ],
 )
 def test_wrapper_names_its_own_arguments(changes, message):
     with pytest.raises(ValueError, match=message):
-        cudnn_grouped.grouped_gemm_dsrelu_wrapper_sm100(**wrapper_arguments() | changes)
+        cudnn_grouped.grouped_gemm_dsrelu_wrapper_sm100(**wrapper_arguments() | on_device(changes))
 
 
 def test_deterministic_is_honoured_not_refused():
@@ -249,16 +256,17 @@ def test_bad_argument_of_an_operator(operation, arguments, message):
         "mm": {"a": a, "b": zeros(2, 64, 64, dtype=jnp.bfloat16), "padded_offsets": offsets},
         "dact": {"r": a, "c": a, "padded_offsets": offsets},
     }[operation]
+    given = on_device(good | arguments)
     with pytest.raises(ValueError, match=message):
-        on_jax.operator(operation, **good | arguments)
-    arrays, rest = split(good | arguments)
+        on_jax.operator(operation, **given)
+    arrays, rest = split(given)
     with pytest.raises(ValueError, match=message):
         jax.jit(lambda arrays: on_jax.operator(operation, **arrays, **rest))(arrays)
 
 
 @pytest.mark.parametrize("operation", ["wgrad", "quantize"])
 def test_bad_offsets_of_the_other_operators(operation):
-    offsets, x = jnp.array([100, 512], jnp.int32), zeros(512, 64, dtype=jnp.bfloat16)
+    offsets, x = jnp.array([100, 512], jnp.int32), jnp.zeros((512, 64), jnp.bfloat16)
     arguments = {"a": x, "b": x} if operation == "wgrad" else {"x": x, "axis": "col", "sf_vec_size": 32}
     if operation == "quantize":
         arguments |= {"dtype": torch.float8_e4m3fn, "sf_dtype": torch.float8_e8m0fnu}

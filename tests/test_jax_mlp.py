@@ -186,16 +186,19 @@ def test_vmap_is_refused():
     [
         ({"activation": "gelu"}, "^activation: expected one of srelu"),
         ({"recipe": "int8"}, "^recipe: expected one of bf16, mxfp8, nvfp4"),
-        ({"x": jnp.zeros((1000, HIDDEN))}, "^x: expected shape"),
-        ({"x": jnp.zeros((ROWS, HIDDEN), jnp.int32)}, "^x: expected a floating-point dtype, got int32"),
+        ({"x": np.zeros((1000, HIDDEN), np.float32)}, "^x: expected shape"),
+        ({"x": np.zeros((ROWS, HIDDEN), np.int32)}, "^x: expected a floating-point dtype, got int32"),
         ({"x": [1.0]}, "^x: expected a JAX array, got list"),
-        ({"padded_offsets": jnp.zeros(3)}, r"^padded_offsets: expected int32 of shape \(L,\), got float32"),
-        ({"padded_offsets": jnp.zeros(4, jnp.int32)}, "^w1: expected shape"),
-        ({"prob": jnp.zeros((ROWS, 1))}, "^prob: expected shape"),
-        ({"w1": jnp.zeros((3, FFN, HIDDEN))}, r"^w1: expected shape \(3, 192, 64\), got \(3, 96, 64\)"),
-        ({"w2": jnp.zeros((HIDDEN, FFN))}, r"^w2: expected shape \(L, H, F\)"),
-        ({"w1": jnp.zeros((3, 80, HIDDEN)), "w2": jnp.zeros((3, HIDDEN, 40))}, "^w2: expected F a multiple of 32"),
-        ({"b2": jnp.zeros((3, FFN))}, "^b2: expected shape"),
+        ({"padded_offsets": np.zeros(3, np.float32)}, r"^padded_offsets: expected int32 of shape \(L,\), got float32"),
+        ({"padded_offsets": np.zeros(4, np.int32)}, "^w1: expected shape"),
+        ({"prob": np.zeros((ROWS, 1), np.float32)}, "^prob: expected shape"),
+        ({"w1": np.zeros((3, FFN, HIDDEN), np.float32)}, r"^w1: expected shape \(3, 192, 64\), got \(3, 96, 64\)"),
+        ({"w2": np.zeros((HIDDEN, FFN), np.float32)}, r"^w2: expected shape \(L, H, F\)"),
+        (
+            {"w1": np.zeros((3, 80, HIDDEN), np.float32), "w2": np.zeros((3, HIDDEN, 40), np.float32)},
+            "^w2: expected F a multiple of 32",
+        ),
+        ({"b2": np.zeros((3, FFN), np.float32)}, "^b2: expected shape"),
     ],
 )
 def test_bad_argument(changes, message):
