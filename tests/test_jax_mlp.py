@@ -175,6 +175,16 @@ def test_replicated_weights_within_shard_map():
         assert (bits(one) == bits(2 * other)).all() and np.asarray(other).any()
 
 
+def test_second_derivatives_are_refused():
+    _, offsets, (x, prob, *parameters), _ = problem("swiglu", "bf16")
+
+    def loss(x):
+        return on_jax.grouped_mlp(x, offsets, prob, *parameters).sum()
+
+    with pytest.raises(NotImplementedError, match="the operator has no derivative"):
+        jax.grad(lambda x: jnp.square(jax.grad(loss)(x)).sum())(x)
+
+
 def test_vmap_is_refused():
     _, offsets, (x, prob, *parameters), _ = problem("swiglu", "bf16")
     with pytest.raises(NotImplementedError, match="vmap is not supported"):

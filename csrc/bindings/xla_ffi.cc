@@ -11,10 +11,6 @@ namespace {
 
 constexpr uint32_t kMinusInfinity = 0xFF800000;
 
-[[noreturn]] void misfit(std::string const& argument, std::string const& text) {
-  throw CallFailure{{Error::Kind::runtime, argument, text}};
-}
-
 // A call's buffers by name.
 struct Buffers {
   std::vector<Entry> names;

@@ -78,7 +78,7 @@ Runtime Runtime::cuda(int device_ordinal, void* stream, ffi::ScratchAllocator& s
 Engine const& Runtime::engine() {
   std::string why;
   Engine const* const found = engine_for(device_, why);
-  if (!found) throw CallFailure{{Error::Kind::runtime, "device", why}};
+  if (!found) misfit("device", why);
   return *found;
 }
 
@@ -86,8 +86,7 @@ Launch const& Runtime::launch(int64_t workspace_bytes) {
   if (workspace_bytes > 0) {
     memory_ = allocate_(workspace_bytes + kAlignment);  // XLA aligns to 16 bytes at most
     if (!memory_) {
-      throw CallFailure{{Error::Kind::runtime, "workspace",
-                         "expected " + std::to_string(workspace_bytes) + " bytes of scratch memory, got none"}};
+      misfit("workspace", "expected " + std::to_string(workspace_bytes) + " bytes of scratch memory, got none");
     }
     auto const address = reinterpret_cast<uintptr_t>(memory_.get());
     launch_.workspace = reinterpret_cast<void*>(ceil_div<uintptr_t>(address, kAlignment) * kAlignment);

@@ -37,10 +37,6 @@ constexpr Code kCodes[] = {
     {ffi::F8E4M3FNUZ, DType::other, "float8_e4m3fnuz"},
 };
 
-[[noreturn]] void misfit(std::string const& argument, std::string const& text) {
-  throw CallFailure{{Error::Kind::runtime, argument, text}};
-}
-
 template <class T>
 T read(ffi::Dictionary const& attributes, std::string_view name) {
   ffi::ErrorOr<T> value = attributes.get<T>(name);
@@ -49,6 +45,10 @@ T read(ffi::Dictionary const& attributes, std::string_view name) {
 }
 
 }  // namespace
+
+void misfit(std::string const& argument, std::string const& text) {
+  throw CallFailure{{Error::Kind::runtime, argument, text}};
+}
 
 std::vector<Entry> entries(std::string_view text) {
   std::vector<Entry> result;

@@ -17,6 +17,7 @@ namespace ffi = ::xla::ffi;
 struct CallFailure {
   Error error;
 };
+[[noreturn]] void misfit(std::string const& argument, std::string const& text);
 
 // One buffer of a call as the Python side describes it: "name", "name[1,2,0]" where the operator's dimension i is the
 // buffer's dimension axes[i], or "name:int64" where the bytes of the buffer are numbers of that dtype.
