@@ -107,7 +107,8 @@ def measurements(options):
                     for dbias in with_dbias(options.dbias, SUITES[name]):
                         # MXFP8 in, BF16 out is there for NVFP4 to be compared with.
                         few = [c for c in options.contenders if c in ("E0", "ours")]
-                        yield section, name, SUITES[name], format, dbias, few if "-" in format else options.contenders
+                        those = [c for c in options.contenders if format != "bf16" or c != "ours-kept"]
+                        yield section, name, SUITES[name], format, dbias, few if "-" in format else those
         elif section == "jagged":
             for format in [f for f in options.formats if f in ("bf16", "mxfp8")]:
                 for name, suite in JAGGED.items():

@@ -26,7 +26,14 @@ BARS = {
     },
 }
 E3_BAR, E1_BAR, NVFP4_BAR = 1.25, 1.5, 1.10  # MXFP8: E3x / ours, E1x / ours at least; NVFP4 / MXFP8, D in BF16, at most
-COLOURS = {"E0": "#9aa0a6", "E1": "#e8a33d", "ours": "#1f6fb4", "E3": "#5aa469", "E6": "#b05fa8"}
+COLOURS = {
+    "E0": "#9aa0a6",
+    "E1": "#e8a33d",
+    "ours": "#1f6fb4",
+    "ours-kept": "#7fb3dd",
+    "E3": "#5aa469",
+    "E6": "#b05fa8",
+}
 
 
 def base(contender):

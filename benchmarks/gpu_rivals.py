@@ -1,6 +1,7 @@
 """The contenders of gpu.py: what each runs, and which outputs of it are checked.
 
 ours  the operator dglu or dsrelu: one call, outputs newly allocated
+      ours-kept: block-scaled A, and weights that were dequantised beforehand
 E0    torch grouped_mm alone, on BF16 operands (E0x: operands dequantised beforehand): a GEMM without the epilogue
 E1    grouped_mm and a compiled epilogue with dprob (E1b: and dbias).
       E1x: compiled dequantisers in front; where D is MXFP8, compiled quantisers with packed scales in the epilogue
@@ -17,9 +18,10 @@ import torch
 import torch.nn.functional as F
 from gpu_problem import DEQUANTISE, epilogue, quantise
 
+import cudnn_grouped
 from cudnn_grouped.scales import physical_scales
 
-CONTENDERS = ("E0", "E1", "ours", "E3", "E6")
+CONTENDERS = ("E0", "E1", "ours", "ours-kept", "E3", "E6")
 
 
 class Contender(NamedTuple):
@@ -36,8 +38,8 @@ class NotRun(Exception):
 
 def build(name, problem, reference, options):
     """The Contender; NotRun where there is none."""
-    makers = {"E0": grouped_mm, "E1": unfused, "ours": ours, "ours-deterministic": ours_deterministic}
-    makers |= {"E3": triton_fused, "E6": quack}
+    makers = {"E0": grouped_mm, "E1": unfused, "E3": triton_fused, "E6": quack}
+    makers |= {"ours": ours, "ours-deterministic": ours_deterministic, "ours-kept": ours_kept}
     return makers[name](problem, reference, options)
 
 
@@ -56,8 +58,14 @@ def ours_deterministic(problem, reference, options):
     return ours(problem, reference, options, deterministic=True)
 
 
-def ours(problem, reference, options, deterministic=False):
-    calls = [operator(problem, i, deterministic) for i in range(len(problem.sets))]
+def ours_kept(problem, reference, options):
+    if problem.format.block is None:
+        raise NotRun("BF16 weights need no dequantising")
+    return ours(problem, reference, options, kept=True)
+
+
+def ours(problem, reference, options, **changes):
+    calls = [operator(problem, i, **changes) for i in range(len(problem.sets))]
 
     def outputs(result):
         d_row, d_col, dprob, dbias, _, sf_row, sf_col = result
@@ -70,8 +78,8 @@ def ours(problem, reference, options, deterministic=False):
     return Contender(lambda i: calls[i](), outputs)
 
 
-def operator(problem, i, deterministic=False):
-    """The operator bound to input set i."""
+def operator(problem, i, deterministic=False, kept=False):
+    """The operator bound to input set i. kept: with dequantised weights."""
     suite, inputs = problem.suite, problem.sets[i]
     ones = torch.ones(len(suite.counts), device=problem.device)
     tensors = {
@@ -84,6 +92,9 @@ def operator(problem, i, deterministic=False):
     }
     if problem.format.block is not None:
         tensors |= {"sfa": problem.scales(inputs.sfa[None]), "sfb": [problem.scales(inputs.sfb)]}
+    if kept:
+        (b,), (sfb,) = tensors["b"], tensors.pop("sfb")
+        tensors["b"] = [cudnn_grouped.dequantize_weights(b, sfb, problem.format.block)]
     options = {
         "generate_dbias": problem.dbias,
         "deterministic": deterministic,

@@ -22,7 +22,7 @@ from .api import (  # noqa: E402
     grouped_gemm_wgrad_wrapper_sm100,
     grouped_gemm_wrapper_sm100,
 )
-from .quantize import dequantize, quantize  # noqa: E402
+from .quantize import dequantize, dequantize_weights, quantize  # noqa: E402
 from .scales import pack_scales, padded_offsets_from_counts, scale_shape, unpack_scales  # noqa: E402
 
 __version__ = library.C.version()
@@ -34,6 +34,7 @@ __all__ = [
     "GroupedGemmSreluSm100",
     "TupleDict",
     "dequantize",
+    "dequantize_weights",
     "grouped_gemm_dglu_wrapper_sm100",
     "grouped_gemm_dsrelu_wrapper_sm100",
     "grouped_gemm_glu_wrapper_sm100",

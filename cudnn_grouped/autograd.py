@@ -28,6 +28,10 @@ class _Saved:
             )
         if a.dtype == torch.bfloat16 and b and b[0].shape[0] % 8:
             raise RuntimeError(f"b: expected N a multiple of 8 for gradients (rows of 16 bytes), got {b[0].shape[0]}")
+        if a.dtype != torch.bfloat16 and any(w.requires_grad and w.dtype == torch.bfloat16 for w in b):
+            raise RuntimeError(
+                "b: expected tensors that need no gradient with a block-scaled a, got one that requires grad"
+            )
         if not b and (a.dtype == torch.bfloat16 or not with_c):  # at a saved C, prob and bias need no weights
             raise RuntimeError("b: expected tensors for gradients, got b_ptrs")
         constants = [x for x in (c, d) if x.dtype in _FP8 or x.dim() == 1]
@@ -44,12 +48,6 @@ class _Saved:
         self.b, self.sfb = list(tensors[7 : 7 + experts]), None if scales is None else list(tensors[7 + experts :])
         self.options = ctx.options
         self.differentiable = self.a.dtype == torch.bfloat16
-
-    def bias_of_rows(self):
-        """(M, N) the bias of each row's expert; of any expert for a row without one."""
-        rows = torch.arange(self.a.shape[0], device=self.a.device, dtype=torch.int32)
-        expert = torch.searchsorted(self.padded_offsets, rows, right=True)
-        return self.bias[expert.clamp(max=self.padded_offsets.shape[0] - 1)]
 
 
 def _rows(x):
@@ -72,10 +70,18 @@ def _of_b(saved, dx):
 
 def _sums(saved, x, other=None, prob=None):
     """In a fixed order: (M,) float32 sums of x * other along rows, zero for a row without an expert, and (L, N, 1)
-    bfloat16 sums of prob * x over each expert's rows."""
+    bfloat16 sums of prob * x over each expert's rows. other (M, N), None: x."""
     x = x.contiguous()
     other = x if other is None else other
-    return _OPS.dact(x, other, saved.padded_offsets, prob, generate_dbias=True, act_func="identity")[1:]
+    options = {"generate_dbias": True, "generate_d": False, "act_func": "identity"}
+    return _OPS.dact(x, other, saved.padded_offsets, prob, **options)[1:]
+
+
+def bias_sums(x, bias, padded_offsets, prob):
+    """Of prob * bias in y: from x, the gradient of y, dprob (M,) float32 and dbias (L, N, 1) bfloat16."""
+    # bias may lie anywhere, and a c may not: its copy is small.
+    options = {"generate_dbias": True, "generate_d": False, "c_per_expert": True, "act_func": "identity"}
+    return _OPS.dact(x, bias.clone(), padded_offsets, prob, **options)[1:]
 
 
 def _of_inputs(ctx, a=None, b=None, prob=None, bias=None):
@@ -154,7 +160,8 @@ def _mm_backward(ctx, dc, dd, *_):
     if saved.bias is not None:
         total = dd if dc is None else dc if dd is None else dd + dc
         dx = total
-        dprob, dbias = _sums(saved, total, saved.bias_of_rows(), None if saved.prob is None else saved.prob.view(-1))
+        prob = None if saved.prob is None else saved.prob.view(-1)
+        dprob, dbias = bias_sums(total.contiguous(), saved.bias, saved.padded_offsets, prob)
     else:
         weighted = dd if dd is None or saved.prob is None else dd.float() * saved.prob.view(-1, 1)
         dx = weighted if dc is None else dc if weighted is None else weighted + dc

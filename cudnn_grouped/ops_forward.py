@@ -43,11 +43,11 @@ register_fake("mm")(_fake_of(1, False))
 
 
 @register_fake("dact")
-def _(r, c, padded_offsets, prob=None, *, d_dtype=None, generate_dbias=False, **options):
+def _(r, c, padded_offsets, prob=None, *, d_dtype=None, generate_dbias=False, generate_d=True, **options):
     d_dtype = torch.bfloat16 if d_dtype is None else d_dtype
-    rows, columns, experts = c.shape[0], c.shape[1], padded_offsets.shape[0]
+    rows, columns, experts = r.shape[0], c.shape[1], padded_offsets.shape[0]
     dprob_shape = (rows,) if prob is not None and prob.dim() == 1 else (rows, 1, 1)
-    d = _rows(c, rows, columns, d_dtype)
+    d = _rows(c, rows, columns, d_dtype) if generate_d else c.new_empty((0,), dtype=d_dtype)
     dbias = c.new_empty((experts, columns, 1) if generate_dbias else (0,), dtype=torch.bfloat16)
     return d, c.new_empty(dprob_shape, dtype=torch.float32), dbias
 

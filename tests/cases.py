@@ -44,6 +44,7 @@ class Case:
     sf_form: str = "view"  # view, physical, flat
     rank: int = 3
     dbias: bool = False
+    dequantized: bool = False  # B in BF16 beside a block-scaled A
     discrete_col_sfd: bool = False
     norm: float = 1.0
     form: str = "functional"  # functional, out
@@ -283,7 +284,10 @@ def build(case: Case) -> Built:
     keywords = dict(case.options)
     alive = []
     kind, major = case.weights.split("_")
-    per_weight = [tensor_of(storage(codes, case), case.ab) for codes, _, _ in weights]
+    if case.dequantized:
+        per_weight = [tensor_of(encode(values, "bf16")[0], "bf16") for _, _, values in weights]
+    else:
+        per_weight = [tensor_of(storage(codes, case), case.ab) for codes, _, _ in weights]
     if kind == "dense":
         stacked = torch.stack([w.view(torch.uint8) if w.element_size() == 1 else w for w in per_weight])
         stacked = stacked.view(per_weight[0].dtype)
@@ -304,12 +308,12 @@ def build(case: Case) -> Built:
         keywords["discrete_col_sfd"] = True
     if kind == "ptrs":
         alive += b
-        keywords.update(b_ptrs=pointer_table(b, case), n=case.n, b_dtype=DTYPES[case.ab], b_major=major)
-        if case.scaled:
+        keywords.update(b_ptrs=pointer_table(b, case), n=case.n, b_dtype=per_weight[0].dtype, b_major=major)
+        if case.scaled and not case.dequantized:
             alive += sfb
             keywords["sfb_ptrs"] = pointer_table(sfb, case)
         b = []
-    elif case.scaled:
+    elif case.scaled and not case.dequantized:
         keywords["sfb"] = sfb
     order = [tensors["a"], b, tensors["c"], tensors["padded_offsets"], tensors["alpha"]]
     if case.op == "dglu":

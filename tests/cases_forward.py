@@ -396,7 +396,7 @@ def run_wgrad(case: WgradCase) -> list:
 
 @dataclass(frozen=True)
 class DactCase:
-    """dact of r (M, n) and c (M, width * n). options: act_func and its parameters."""
+    """dact of r (M, n) and c (M, width * n), or (L, width * n). options: act_func and its parameters."""
 
     offsets: tuple = (256, 512)
     m: int | None = None
@@ -407,6 +407,8 @@ class DactCase:
     r_rank: int = 2
     rank: int = 2
     dbias: bool = True
+    generate_d: bool = True
+    c_per_expert: bool = False
     prob: bool = True
     poison: bool = False
     data: str = "random"
@@ -420,7 +422,7 @@ class DactCase:
     def flat(self) -> cases.Case:
         """The case of dsrelu or dglu with the same C and D."""
         op = "dsrelu" if self.act in ("dsrelu", "identity") else "dglu"
-        same = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("r", "r_rank", "prob")}
+        same = {f.name: getattr(self, f.name) for f in fields(self) if f.name in cases.Case.__dataclass_fields__}
         return cases.Case(op, k=16, ab="bf16", vec=16, **{**same, "form": "out"})
 
     def __str__(self):
@@ -455,13 +457,15 @@ def build_dact(case: DactCase) -> BuiltDact:
     r_codes, r = cases.encode(
         rng.choice(small, (rows, case.n)) if exact_data else rng.standard_normal((rows, case.n)), case.r
     )
-    c_codes, c = cases.encode(saved, case.c)
+    c_codes, c = cases.encode(saved[: flat.experts] if case.c_per_expert else saved, case.c)
     prob = rng.choice([0.0, 0.5, -0.5, 2.0], rows) if exact_data else rng.uniform(-1, 1.5, rows)
     prob = prob.astype(np.float32)
     given = prob.copy()
     if case.poison:
-        for codes, name in ((r_codes, case.r), (c_codes, case.c)):
-            codes[tail:] = np.nan if name == "f32" else 0x7F if name in FP8 else 0x7FFF
+        empty = np.diff(case.offsets, prepend=0) == 0  # an expert without rows needs no c
+        unused = empty if case.c_per_expert else slice(tail, None)
+        for codes, name, where in ((r_codes, case.r, slice(tail, None)), (c_codes, case.c, unused)):
+            codes[where] = np.nan if name == "f32" else 0x7F if name in FP8 else 0x7FFF
         given[tail:] = np.nan
 
     def shaped(tensor, rank):
@@ -473,8 +477,11 @@ def build_dact(case: DactCase) -> BuiltDact:
         "c": shaped(cases.tensor_of(c_codes, case.c), case.rank),
         "padded_offsets": torch.tensor(case.offsets, dtype=torch.int32),
         "prob": (prob_tensor if case.rank == 2 else prob_tensor.view(-1, 1, 1)) if case.prob else None,
+        **({"c_per_expert": True} if case.c_per_expert else {}),
         **case.options,
     }
+    if case.c_per_expert:
+        c = np.concatenate([c, c[-1:]])[np.searchsorted(case.offsets, np.arange(rows), side="right")]
     known = {f.name for f in fields(oracle.Problem)}
     problem = oracle.Problem(
         operation=flat.op,
@@ -493,7 +500,7 @@ def build_dact(case: DactCase) -> BuiltDact:
 
 def call_dact(built: BuiltDact) -> dict:
     case = built.case
-    results = {"d_dtype": DTYPES[case.d], "generate_dbias": case.dbias}
+    results = {"d_dtype": DTYPES[case.d], "generate_dbias": case.dbias, "generate_d": case.generate_d}
     outputs = invoke("dact", {**built.arguments, **results}, DACT_TENSORS)
     return dict(zip(("d", "dprob", "dbias"), outputs, strict=True))
 
@@ -503,7 +510,7 @@ def run_dact(case: DactCase) -> dict:
     outputs = call_dact(built)
     matrix = (flat.rows, flat.columns) if case.rank == 2 else (flat.rows, flat.columns, 1)
     want = {
-        "d": (matrix, DTYPES[case.d]),
+        "d": (matrix if case.generate_d else (0,), DTYPES[case.d]),
         "dprob": ((flat.rows,) if case.rank == 2 and case.prob else (flat.rows, 1, 1), torch.float32),
         "dbias": ((flat.experts, flat.columns, 1) if case.dbias else (0,), torch.bfloat16),
     }
@@ -512,5 +519,6 @@ def run_dact(case: DactCase) -> dict:
         assert outputs[name].dtype == dtype, f"{name} has dtype {outputs[name].dtype}"
     none = cases.Starts(np.zeros(flat.rows), np.zeros((flat.experts, flat.columns)), np.array(-np.inf))
     flat_built = cases.Built(flat, [], {}, built.problem, [])
-    cases.check(flat_built, {"d_row": outputs["d"], **outputs}, none, built.expected())
+    d = outputs["d"] if case.generate_d else call_dact(replace(built, case=replace(case, generate_d=True)))["d"]
+    cases.check(flat_built, {**outputs, "d_row": d}, none, built.expected())
     return outputs

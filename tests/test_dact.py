@@ -34,6 +34,8 @@ OPTIONS = {
     "r_rank": [2, 3],
     "rank": [2, 3],
     "dbias": [False, True],
+    "generate_d": [True, False],
+    "c_per_expert": [False, True],
     "prob": [True, False],
     "poison": [False, True],
 }
@@ -112,6 +114,28 @@ def test_identity_sums_rows_and_columns():
     sums = torch.stack([r[:256].sum(0) * 0.5, r[256:].sum(0) * 2.0])
     assert torch.equal(dbias[..., 0], sums.to(torch.bfloat16))
     assert cases.operator("dact")(r, c, offsets, act_func="identity")[1].shape == (512, 1, 1)
+
+
+def test_bias_of_an_expert():
+    """A c of one row for each expert has the bits of that row repeated; without D the sums are the same."""
+    generator = torch.Generator().manual_seed(0)
+    r, c, prob = (torch.randn(*shape, generator=generator) for shape in ((768, 96), (3, 96), (768,)))
+    offsets = torch.tensor([256, 256, 512], dtype=torch.int32)
+    rows = c[torch.tensor([0, 2, 2]).repeat_interleave(256)]
+    keywords = {"act_func": "identity", "generate_dbias": True}
+    repeated = cases.operator("dact")(r, rows, offsets, prob, **keywords)
+    for generate_d in (True, False):
+        given = cases.operator("dact")(r, c, offsets, prob, **keywords, c_per_expert=True, generate_d=generate_d)
+        for one, other in list(zip(given, repeated))[0 if generate_d else 1 :]:
+            assert torch.equal(one, other)
+        assert given[0].shape == ((768, 96) if generate_d else (0,))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 512])
+def test_malformed_c_of_experts(rows):
+    r, c, offsets = torch.zeros(512, 96), torch.zeros(rows, 96), torch.tensor([256, 512], dtype=torch.int32)
+    with pytest.raises(RuntimeError, match=r"^c: expected shape \(L, N.*\) = \(2, 96.*, got shape"):
+        cases.operator("dact")(r, c, offsets, act_func="identity", c_per_expert=True)
 
 
 def test_prob_is_in_d_and_not_in_dprob():

@@ -113,6 +113,10 @@ def test_dact(act_func, rank):
         keywords = {"act_func": act_func, "generate_dbias": bool(more), "d_dtype": F32 if more else None}
         check_operator(OPS.dact.default, positional + more, keywords)
         check_metadata(OPS.dact.default, positional + more, keywords)
+    positional = (positional[0], positional[1][:2].clone(), positional[2], prob)
+    keywords |= {"generate_d": False, "c_per_expert": True}
+    check_operator(OPS.dact.default, positional, keywords)
+    check_metadata(OPS.dact.default, positional, keywords)
 
 
 def weight_gradient_arguments(scaled):

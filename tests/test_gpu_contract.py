@@ -9,6 +9,7 @@ import gpu_device
 import numpy as np
 import pytest
 import test_dact
+import test_dequantized
 import test_determinism
 import test_dglu
 import test_dsrelu
@@ -25,6 +26,8 @@ from oracle_formats import FORMATS
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import cudnn_grouped
+
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("operators_on_device")]
 
 # The tests of the operators --------------------------------------------------------------------------------------
@@ -36,6 +39,7 @@ MODULES = (
     test_wgrad,
     test_quantize,
     test_dact,
+    test_dequantized,
     test_isolation,
     test_forward_isolation,
 )
@@ -48,6 +52,8 @@ NOT_HERE = {
     "test_null_pointers_of_experts_with_rows_are_errors",
     # about CPU threads
     "test_threads_change_no_bit",
+    # autograd of the operators, which the device's stand-ins do not pass on
+    "test_weights_that_need_gradients",
     # test_gpu_runtime.py has it, with data made on the device
     "test_more_than_two_to_the_31_elements",
     # of the CPU's bounds
@@ -353,6 +359,30 @@ def test_many_tiles_equal_the_cpu(op, family, d):
     else:
         built = forward.build(forward.exact(case))
         assert_same_bits(lambda: forward.call(built)[0])
+
+
+@pytest.mark.skipif(gpu_device.DRY_RUN, reason="the CPU engine keeps in FP32 what BF16 rounds")
+@pytest.mark.parametrize("code", ["e4m3", "e5m2"])
+def test_dequantized_weights_at_the_ends_of_the_range(code):
+    """Every finite code times every scale: dequantize_weights rounds, below 2^-126 too, as a call on the quantised does."""
+    device = gpu_device.DEVICE
+    codes = torch.arange(256, dtype=torch.uint8).repeat(256, 1)
+    codes[~codes.view(cases.DTYPES[code]).float().isfinite()] = 0
+    b = codes.view(cases.DTYPES[code])[..., None].to(device)
+    scale_bytes = torch.arange(256, dtype=torch.uint8).clamp(max=254)[:, None].repeat(1, 8)
+    sfb = cudnn_grouped.pack_scales(scale_bytes.view(torch.float8_e8m0fnu)).to(device)
+    a = torch.eye(256).to(cases.DTYPES[code]).to(device)
+    sfa = cudnn_grouped.pack_scales(torch.full((256, 8), 127, dtype=torch.uint8).view(torch.float8_e8m0fnu)).to(device)
+    offsets = torch.tensor([256], dtype=torch.int32, device=device)
+    kept = cudnn_grouped.dequantize_weights(b, sfb, {"e4m3": "mxfp8", "e5m2": "mxfp8_e5m2"}[code])
+    options = {"sfa": sfa, "sf_vec_size": 32, "d_dtype": torch.float32}
+    results = [
+        torch.ops.cudnn_grouped.mm(a, [weights], offsets, sfb=scales, **options)[1]
+        for weights, scales in ((b, [sfb]), (kept, None))
+    ]
+    assert torch.equal(*map(cases.raw, results))
+    smallest = results[0][results[0] != 0].abs().nan_to_num(torch.inf).min().item()
+    assert smallest < 2.0**-126, smallest
 
 
 class Devices(TorchDispatchMode):

@@ -297,6 +297,8 @@ BAD_DESCRIPTIONS = [
     ({"operands": ""}, "buffers: expected"),
     ({"results": "dprob"}, "d: expected a tensor, got None"),
     ({"results": "dbias"}, "d: expected a tensor, got None"),
+    ({"generate_d": False}, "generate_d: expected the default with another operator than dact, got False"),
+    ({"c_per_expert": True}, "c_per_expert: expected the default with another operator than dact, got True"),
     ({"no_option": 1}, "options: expected options of the operator alone"),
     ({"b_major": 1}, "b_major"),
     ({"sf_vec_size": "sixteen"}, "sf_vec_size"),

@@ -191,6 +191,23 @@ def test_dact():
     check("dact", tensors | common, {name: to_jax(tensor) for name, tensor in tensors.items()} | common)
 
 
+def test_dact_without_d():
+    r, c, offsets = normal(1024, 64), normal(3, 64, seed=1), torch.tensor(OFFSETS, dtype=torch.int32)
+    tensors = {"r": r, "c": c, "padded_offsets": offsets, "prob": torch.rand(1024)}
+    common = {"act_func": "identity", "generate_dbias": True, "generate_d": False, "c_per_expert": True}
+    check("dact", tensors | common, {name: to_jax(tensor) for name, tensor in tensors.items()} | common)
+
+
+def test_dequantized_weights():
+    """BF16 weights beside a block-scaled A."""
+    w, offsets = normal(3, 128, 64, seed=1), torch.tensor(OFFSETS, dtype=torch.int32)
+    a, sfa = cudnn_grouped.quantize(normal(1024, 64))
+    ja, jsfa = on_jax.quantize(to_jax(normal(1024, 64)))
+    tensors = {"a": a, "b": [w.permute(1, 2, 0)], "sfa": sfa, "padded_offsets": offsets}
+    arrays = {"a": ja, "b": to_jax(w), "sfa": jsfa, "padded_offsets": to_jax(offsets)}
+    check("mm", tensors | {"sf_vec_size": 32}, arrays | {"sf_vec_size": 32})
+
+
 @pytest.mark.parametrize("format", [None, "mxfp8", "mxfp4"])
 def test_weight_gradient(format):
     a, b, offsets = normal(1024, 64), normal(1024, 96, seed=1), torch.tensor(OFFSETS, dtype=torch.int32)

@@ -334,6 +334,20 @@ def test_float64_parameters(recipe):
         assert torch.equal(result.float(), other.float())
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_bias_at_any_address(recipe):
+    """As a part of a flat buffer of parameters is: aligned to its elements alone."""
+    mlp = GroupedMLP(EXPERTS, HIDDEN, FFN, "swiglu", recipe, bias=True)
+    arguments = inputs()
+    expected = gradients(mlp, *arguments)
+    for name in ("fc1_bias", "fc2_bias"):
+        bias = getattr(mlp, name).detach()
+        room = torch.empty(bias.numel() + 1)
+        assert room.data_ptr() % 8 == 0
+        setattr(mlp, name, torch.nn.Parameter(room[1:].view(bias.shape).copy_(bias)))
+    assert_same(gradients(mlp, *arguments), expected)
+
+
 def test_prob_may_be_expanded():
     mlp = GroupedMLP(EXPERTS, HIDDEN, FFN)
     x, offsets, prob, _ = inputs()

@@ -96,6 +96,8 @@ void each_option(Arguments& a, Visit&& visit) {
   visit("c_dtype", a.c_dtype);
   visit("generate_dbias", a.generate_dbias);
   visit("generate_c", a.generate_c);
+  visit("generate_d", a.generate_d);
+  visit("c_per_expert", a.c_per_expert);
   visit("sf_vec_size", a.sf_vec_size);
   visit("discrete_col_sfd", a.discrete_col_sfd);
   visit("deterministic", a.deterministic);

@@ -104,6 +104,7 @@ py::list support_table() {
     entry["d"] = names_of(row.d);
     entry["activations"] = row.activations;
     entry["b_majors"] = row.b_majors;
+    entry["dequantised_b"] = names_of(row.dequantised_b);
     entry["tile_n"] = tile_ns(row.operation);
     table.append(entry);
   }

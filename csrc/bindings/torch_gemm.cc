@@ -74,6 +74,8 @@ void read_glu_parameters(Stack& in, Arguments& a) {
 void read_options(Stack& in, Call& call) {
   Arguments& a = call.arguments;
   if (a.operation == Operation::dact) {
+    a.generate_d = in.next<bool>();
+    a.c_per_expert = in.next<bool>();
     a.act_func = in.next<std::string>();
     a.tanh_clamp_scale = in.next<std::optional<double>>();
     return read_glu_parameters(in, a);
@@ -137,14 +139,14 @@ struct Results {
 
   Results(Arguments const& a, GroupedGemm& p)
       : c(none(p, p.c_dtype)),
-        d(rows(p, p.d_columns(), row_rank(a), p.d_dtype)),
+        d(a.generate_d ? rows(p, p.d_columns(), row_rank(a), p.d_dtype) : none(p, p.d_dtype)),
         d_col(none(p, p.d_dtype)),
         dprob(none(p, DType::float32)),
         dbias(none(p, DType::bfloat16)),
         amax(none(p, DType::float32)),
         sfd_row(none(p, scale_dtype(p))),
         sfd_col(none(p, scale_dtype(p))) {
-    p.d_row = d.data_ptr();
+    if (a.generate_d) p.d_row = d.data_ptr();
     if (p.forward() && a.generate_c) {
       c = rows(p, p.c_columns(), row_rank(a), p.c_dtype);
       p.c = c.data_ptr();

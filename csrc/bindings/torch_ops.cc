@@ -72,8 +72,8 @@ STABLE_TORCH_LIBRARY(cudnn_grouped, m) {
   m.def("dglu(" DGLU_INPUTS BACKWARD_RESULTS DGLU_OPTIONS BACKWARD_RETURNS);
   m.def("dglu_out(" DGLU_INPUTS DGLU_OPTIONS BACKWARD_OUTPUTS ") -> ()");
   m.def("dact(Tensor r, Tensor c, Tensor padded_offsets, Tensor? prob=None, *, " BACKWARD_RESULTS
-        "str act_func=\"dswiglu\", float? tanh_clamp_scale=None, " GLU_PARAMETERS
-        ") -> (Tensor d, Tensor dprob, Tensor dbias)");
+        "bool generate_d=True, bool c_per_expert=False, str act_func=\"dswiglu\", float? "
+        "tanh_clamp_scale=None, " GLU_PARAMETERS ") -> (Tensor d, Tensor dprob, Tensor dbias)");
   m.def("srelu(" FORWARD_INPUTS FORWARD_RESULTS "True, " SRELU_OPTIONS FORWARD_RETURNS);
   m.def("srelu_out(" FORWARD_INPUTS SRELU_OPTIONS FORWARD_OUTPUTS ") -> ()");
   m.def("glu(" FORWARD_INPUTS FORWARD_RESULTS "True, " GLU_OPTIONS FORWARD_RETURNS);

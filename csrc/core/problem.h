@@ -48,6 +48,7 @@ struct Arguments {
   DType b_dtype = DType::none, c_dtype = DType::none, d_dtype = DType::none;
   std::string b_major = "k";
   bool generate_dbias = false, generate_c = false;
+  bool generate_d = true, c_per_expert = false;  // dact
 
   int64_t sf_vec_size = 16;
   bool discrete_col_sfd = false;
@@ -77,7 +78,8 @@ struct GroupedGemm {
   Device device;
 
   OperandFormat operands;
-  DType scale_dtype;  // none for BF16 operands
+  OperandFormat weights;  // B: as operands, or bf16 where the caller has dequantised it
+  DType scale_dtype;      // none for BF16 operands
   int64_t sf_vec_size;
   DType c_dtype, d_dtype;
 
@@ -92,7 +94,8 @@ struct GroupedGemm {
   std::vector<int64_t> b_list, sfb_list;  // addresses of a list of tensors, in host memory
   bool b_is_n_major;
 
-  void* c;  // read by the backward operations; written by the forward ones, where it may be null
+  void* c;            // read by the backward operations; written by the forward ones, where it may be null
+  bool c_per_expert;  // dact: c has a row for each expert, for all of the expert's rows
   int32_t const* padded_offsets;
   // On the CPU, the offsets as they were when they were checked: another thread may write to the caller's tensor.
   std::vector<int32_t> checked_offsets;
@@ -110,7 +113,7 @@ struct GroupedGemm {
   SiTUGLU situglu;
   EpilogueOp epilogue_op;
 
-  // Outputs; null when absent. dbias and amax are accumulated onto, and so is dprob unless it is new.
+  // Outputs; null when absent (D in dact alone). dbias and amax are accumulated onto, and so is dprob unless it is new.
   void *d_row, *d_col;
   float* dprob;
   bool dprob_is_new;
@@ -131,6 +134,7 @@ struct GroupedGemm {
   int64_t d_columns() const { return forward() ? n / width : n * width; }
   bool quantised() const { return is_fp8(d_dtype); }
   bool block_scaled() const { return operands != OperandFormat::bf16; }
+  bool scaled_weights() const { return weights != OperandFormat::bf16; }
   int64_t amax_width() const { return forward() ? 1 : width; }
   // amax is returned for block-scaled operands with a 16-bit D (decisions F9).
   bool has_amax() const { return block_scaled() && (d_dtype == DType::bfloat16 || d_dtype == DType::float16); }

@@ -75,14 +75,14 @@ std::vector<SupportRow> const& support_rows() {
     std::vector<SupportRow> table;
     for (Operation o : {Operation::dsrelu, Operation::dglu, Operation::srelu, Operation::glu, Operation::mm}) {
       auto const& activations = activation_names(o);
-      table.push_back({o, "BF16", {D::bfloat16}, {}, plain, plain, activations, {"k", "n"}});
-      table.push_back({o, "MXFP8", fp8, {{D::float8_e8m0fnu, 32}}, any, any, activations, {"k", "n"}});
+      table.push_back({o, "BF16", {D::bfloat16}, {}, plain, plain, activations, {"k", "n"}, {}});
+      table.push_back({o, "MXFP8", fp8, {{D::float8_e8m0fnu, 32}}, any, any, activations, {"k", "n"}, {D::bfloat16}});
       std::vector<std::pair<D, int>> const fp4_scales = {
           {D::float8_e4m3fn, 16}, {D::float8_e8m0fnu, 16}, {D::float8_e8m0fnu, 32}};
-      table.push_back({o, "NVFP4, MXFP4", fp4, fp4_scales, any, plain, activations, {"k"}});
+      table.push_back({o, "NVFP4, MXFP4", fp4, fp4_scales, any, plain, activations, {"k"}, {D::bfloat16}});
     }
     table.push_back(
-        {Operation::dact, "the GEMM's value", plain, {}, any, plain, activation_names(Operation::dact), {}});
+        {Operation::dact, "the GEMM's value", plain, {}, any, plain, activation_names(Operation::dact), {}, {}});
     return table;
   }();
   return rows;

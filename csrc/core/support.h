@@ -17,6 +17,7 @@ struct SupportRow {
   std::vector<DType> c, d;
   std::vector<std::string> activations;  // empty where the operator has one
   std::vector<std::string> b_majors;
+  std::vector<DType> dequantised_b;  // what B may be instead: K-major, without scale factors
 };
 
 CG_API std::vector<SupportRow> const& support_rows();

@@ -30,6 +30,10 @@ void Validator::required_tensors() {
     need("prob", in.prob);
   }
   if (in.operation == Operation::dglu) need("beta", in.beta);
+  if (in.operation != Operation::dact && (in.c_per_expert || !in.generate_d)) {
+    fail(in.c_per_expert ? "c_per_expert" : "generate_d", "the default with another operator than dact",
+         in.c_per_expert ? "True" : "False");
+  }
   check("padded_offsets", in.padded_offsets).experts();
   out.experts = in.padded_offsets.size[0];
 }
@@ -45,11 +49,16 @@ void Validator::formats() {
   out.operands = operand_format(in.a.dtype);
   if (has_weights()) {
     bool const same = b_dtype == in.a.dtype || (is_fp4(b_dtype) && is_fp4(in.a.dtype));
-    if (!same) {
-      fail(mode == Weights::pointers ? "b_dtype" : list_name("b", 0), "the dtype of a, " + text_of(in.a.dtype),
-           mode == Weights::pointers || b_dtype != DType::other ? text_of(b_dtype) : in.b[0].dtype_name);
+    dequantised = contains(row->dequantised_b, b_dtype);
+    if (!same && (!dequantised || scales_of_b())) {
+      std::string expected = "the dtype of a, " + text_of(in.a.dtype);
+      if (!row->dequantised_b.empty()) expected += ", or " + text_of(row->dequantised_b) + " without " + sfb_name();
+      std::string const got =
+          mode == Weights::pointers || b_dtype != DType::other ? text_of(b_dtype) : in.b[0].dtype_name;
+      fail(mode == Weights::pointers ? "b_dtype" : list_name("b", 0), expected, dequantised ? got + " with it" : got);
     }
     for (size_t i = 1; i < in.b.size(); ++i) check(list_name("b", i), in.b[i]).dtype({in.b[0].dtype});
+    out.weights = operand_format(b_dtype);
     row->scales.empty() ? forbid_scales() : scale_formats();
   }
   output_formats();
@@ -64,11 +73,12 @@ void Validator::output_formats() {
   if (in.vector_f32 && is_fp8(out.c_dtype)) {
     fail("vector_f32", "False with an FP8 c", "True", "a c of 16 or 32 bits allows it");
   }
-  char const* d_name = in.has_outputs ? (out.forward() ? "d" : "d_row") : "d_dtype";
-  if (in.has_outputs && !in.d_row.present()) fail(d_name, "a tensor", "None");
-  out.d_dtype = in.has_outputs ? in.d_row.dtype : in.d_dtype == DType::none ? DType::bfloat16 : in.d_dtype;
+  bool const d_is_given = in.has_outputs && in.generate_d;
+  char const* d_name = d_is_given ? (out.forward() ? "d" : "d_row") : "d_dtype";
+  if (d_is_given && !in.d_row.present()) fail(d_name, "a tensor", "None");
+  out.d_dtype = d_is_given ? in.d_row.dtype : in.d_dtype == DType::none ? DType::bfloat16 : in.d_dtype;
   if (!contains(row->d, out.d_dtype)) {
-    bool const other = in.has_outputs && out.d_dtype == DType::other;
+    bool const other = d_is_given && out.d_dtype == DType::other;
     fail(d_name, "dtype " + text_of(row->d), other ? in.d_row.dtype_name : text_of(out.d_dtype),
          std::string("what ") + row->name + " operands can give");
   }
@@ -132,7 +142,10 @@ void Validator::whole_rows(char const* name, int64_t columns, char const* symbol
 void Validator::input_tensors() {
   std::string const columns = !has_weights() ? "M, N" : is_fp4(in.a.dtype) ? "M, K/2" : "M, K";
   check(a_name(), in.a).matrix(out.m, in.a.size[1], columns);
-  if (!out.forward()) check("c", in.c).matrix(out.m, out.c_columns(), std::string("M, ") + c_symbol());
+  if (!out.forward()) {
+    std::string const symbols = std::string(in.c_per_expert ? "L, " : "M, ") + c_symbol();
+    check("c", in.c).matrix(in.c_per_expert ? out.experts : out.m, out.c_columns(), symbols);
+  }
   per_expert("alpha", in.alpha);
   per_expert("beta", in.beta);
   if (in.prob.present()) check("prob", in.prob).dtype({DType::float32}).column(out.m, "M");
@@ -150,6 +163,7 @@ void Validator::input_tensors() {
   out.a = in.a.data;
   out.a_dtype = in.a.dtype;
   out.c = in.c.data;
+  out.c_per_expert = in.c_per_expert;
   out.padded_offsets = in.padded_offsets.as<int32_t>();
   out.alpha = in.alpha.as<float>();
   // Block-scaled dGeGLU reads C as it was saved (decisions F4).

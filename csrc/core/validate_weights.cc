@@ -49,11 +49,8 @@ void Validator::forbid_scales() {
 }
 
 void Validator::scale_formats() {
-  char const* b_name = mode == Weights::pointers ? "sfb_ptrs" : "sfb";
   if (!in.sfa.present()) fail("sfa", "the scale factors of a", "None");
-  if (mode == Weights::pointers ? !in.sfb_ptrs.present() : in.sfb.empty()) {
-    fail(b_name, "the scale factors of b", "None");
-  }
+  if (!scales_of_b() && !dequantised) fail(sfb_name(), "the scale factors of b", "None");
   for (size_t i = 0; i < in.sfb.size(); ++i) {
     if (!in.sfb[i].present()) fail("sfb[" + std::to_string(i) + "]", "a tensor", "None");
   }
@@ -74,7 +71,7 @@ void Validator::scale_formats() {
 }
 
 void Validator::weights() {
-  int64_t const visible_k = in.a.size[1], element = bytes_of(b_dtype);
+  int64_t const visible_k = is_fp4(b_dtype) ? out.k / 2 : out.k, element = bytes_of(b_dtype);
   if (mode == Weights::pointers) {
     pointer_table("b_ptrs", in.b_ptrs);
     out.b_is_n_major = in.b_major == "n";
@@ -105,18 +102,24 @@ void Validator::weights() {
   if (out.b_is_n_major) {
     char const* name = mode == Weights::pointers ? "b_major" : "b";
     if (is_fp4(b_dtype)) fail(name, "K-major FP4 weights", "N-major", "FP4 pairs lie along K");
+    if (dequantised) fail(name, "K-major dequantised weights", "N-major");
     whole_rows(mode == Weights::pointers ? "n" : "b", out.n, "N", 2 * element);
+  }
+  // An engine may take B in the groups of 32 rows that D is quantised in.
+  if (dequantised && out.quantised() && out.n % kQuantBlock) {
+    fail(mode == Weights::pointers ? "n" : list_name("b", 0),
+         "N a multiple of 32 with dequantised weights and an FP8 D", std::to_string(out.n));
   }
 }
 
 // Which of the two layouts a weight has; K-major where both fit.
 bool Validator::n_major(TensorCheck const& b, Shape const& k_major, Shape const& n_major) const {
-  bool const k_fits = b.has_strides(k_major), n_fits = !is_fp4(b_dtype) && b.has_strides(n_major);
+  bool const k_fits = b.has_strides(k_major), n_fits = !k_major_only() && b.has_strides(n_major);
   if (in.b_major == "n" && !n_fits && k_fits) {
     fail("b_major", "\"k\", the layout of b's strides", "\"n\"", "b_major belongs to b_ptrs");
   }
   if (!k_fits && !n_fits) {
-    b.strides(k_major, is_fp4(b_dtype) ? "K-major" : "K-major; or N-major " + text_of(n_major));
+    b.strides(k_major, k_major_only() ? "K-major" : "K-major; or N-major " + text_of(n_major));
   }
   return !k_fits || (n_fits && in.b_major == "n");
 }
@@ -130,6 +133,7 @@ void Validator::scale_factors() {
   int64_t const blocks = ceil_div(out.k, out.sf_vec_size), m = out.m;
   check_scales(check("sfa", in.sfa), "sfa", in.sfa, m, blocks, 1);
   out.sfa = in.sfa.as<uint8_t>();
+  if (dequantised) return;
   int64_t const expert_bytes = ScaleLayout::of(out.n, blocks).bytes();
   if (mode == Weights::pointers) {
     pointer_table("sfb_ptrs", in.sfb_ptrs);

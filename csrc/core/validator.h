@@ -26,12 +26,16 @@ class Validator {
   GroupedGemm& out;
   SupportRow const* row = nullptr;
   DType b_dtype = DType::none;
+  bool dequantised = false;  // B is BF16 beside a block-scaled A
   enum class Weights { none, dense, list, pointers } mode = Weights::none;
 
   TensorCheck check(std::string name, Tensor const& tensor) const { return {std::move(name), tensor, in.a.device}; }
   std::string list_name(char const* name, size_t i) const {
     return mode == Weights::list ? std::string(name) + "[" + std::to_string(i) + "]" : name;
   }
+  bool scales_of_b() const { return mode == Weights::pointers ? in.sfb_ptrs.present() : !in.sfb.empty(); }
+  char const* sfb_name() const { return mode == Weights::pointers ? "sfb_ptrs" : "sfb"; }
+  bool k_major_only() const { return is_fp4(b_dtype) || dequantised; }
   bool has_weights() const { return in.operation != Operation::dact; }
   char const* a_name() const { return has_weights() ? "a" : "r"; }
   // "N", "2N" or "N/2": how messages call these columns.

@@ -120,7 +120,7 @@ Tile tile_at(GroupedGemm const& p, int64_t index, int64_t column_tiles) {
 // Rows that belong to no expert are zero in every output, and so are their scales (decisions O1).
 void zero_tails(GroupedGemm const& p, int64_t rows) {
   int64_t const row_bytes = p.d_columns() * bytes_of(p.d_dtype), tail = p.m - rows;
-  std::memset(static_cast<char*>(p.d_row) + rows * row_bytes, 0, tail * row_bytes);
+  if (p.d_row) std::memset(static_cast<char*>(p.d_row) + rows * row_bytes, 0, tail * row_bytes);
   if (p.d_col && p.d_col != p.d_row) std::memset(static_cast<char*>(p.d_col) + rows * row_bytes, 0, tail * row_bytes);
   if (p.forward() && p.c) {
     int64_t const c_bytes = p.c_columns() * bytes_of(p.c_dtype);

@@ -97,8 +97,9 @@ struct Backward {
     load_bias(p, tile.expert, column, count, bias);
     for (int r = 0; r < kBlock; ++r) {
       alignas(64) float c[kWidth][kBlock], term[kBlock];
+      int64_t const c_row = p.c_per_expert ? tile.expert : row + r;
       for (int w = 0; w < kWidth; ++w) {
-        load_run(p.c_dtype, p.c, (row + r) * p.c_columns() + column * kWidth + w * kBlock, c[w], count);
+        load_run(p.c_dtype, p.c, c_row * p.c_columns() + column * kWidth + w * kBlock, c[w], count);
         for (int i = count; i < kBlock; ++i) c[w][i] = 0.f;
       }
       float const prob = p.prob ? p.prob[row + r] : 1.f, alpha = scalars.alpha, beta = scalars.beta;
@@ -212,7 +213,7 @@ inline void epilogue(GroupedGemm const& p, ActivationT const& activation, Tile c
       for (int w = 0; w < Step::kBlocksOut; ++w) {
         if (partials.dbias) add_bias_gradient(p, partials, row, d_column + w * kBlock, count, d[w]);
         if (partials.amax) update_amax(d[w], lanes.amax[w]);
-        store_block(p, tile, row, d_column + w * kBlock, count, scalars.norm, d[w]);
+        if (p.d_row) store_block(p, tile, row, d_column + w * kBlock, count, scalars.norm, d[w]);
       }
     }
     if (!partials.dprob) continue;

@@ -39,11 +39,11 @@ inline void load_operand_run(OperandFormat format, void const* base, int64_t at,
 }
 
 // count values of one operand row from column k, times their scales. scales: the row's bytes by block.
-inline void dequantise_row(GroupedGemm const& p, void const* base, uint8_t const* scales, int64_t row, int64_t rows,
-                           int64_t k, int count, float* out) {
+inline void dequantise_row(GroupedGemm const& p, OperandFormat format, void const* base, uint8_t const* scales,
+                           int64_t row, int64_t rows, int64_t k, int count, float* out) {
   int64_t const at = row * p.k + k;
-  load_operand_run(p.operands, base, at, out, count);
-  if (!p.block_scaled()) return;
+  load_operand_run(format, base, at, out, count);
+  if (format == OperandFormat::bf16) return;
   ScaleLayout const layout = ScaleLayout::of(rows, ceil_div(p.k, p.sf_vec_size));
   int const block = int(p.sf_vec_size);
   for (int begin = 0; begin < count; begin += block) {
@@ -55,7 +55,7 @@ inline void dequantise_row(GroupedGemm const& p, void const* base, uint8_t const
 
 inline void load_a(GroupedGemm const& p, Tile const& tile, int64_t k, int count, float* out) {
   for (int64_t r = 0; r < kTileRows; ++r) {
-    dequantise_row(p, p.a, p.sfa, tile.row + r, p.m, k, count, out + r * kDepth);
+    dequantise_row(p, p.operands, p.a, p.sfa, tile.row + r, p.m, k, count, out + r * kDepth);
   }
 }
 
@@ -76,12 +76,12 @@ inline ExpertWeights weights_of(GroupedGemm const& p, int64_t expert) {
 // The tile's rows of an N-major B, one k at a time: out[k][n] for n in [column, column + columns).
 inline void load_n_major_panel(GroupedGemm const& p, ExpertWeights const& w, int64_t column, int columns, int64_t k,
                                int count, float* out) {
-  ScaleLayout const layout = ScaleLayout::of(p.n, p.block_scaled() ? ceil_div(p.k, p.sf_vec_size) : 1);
-  DType const dtype = storage_of(p.operands);
+  ScaleLayout const layout = ScaleLayout::of(p.n, p.scaled_weights() ? ceil_div(p.k, p.sf_vec_size) : 1);
+  DType const dtype = storage_of(p.weights);
   float scale[kPanel];
   for (int i = 0; i < kPanel; ++i) scale[i] = 1.f;
   for (int i = 0; i < count; ++i) {
-    if (p.block_scaled() && (i == 0 || (k + i) % p.sf_vec_size == 0)) {
+    if (p.scaled_weights() && (i == 0 || (k + i) % p.sf_vec_size == 0)) {
       for (int j = 0; j < columns; ++j) {
         scale[j] = decode_scale(p.scale_dtype, w.sfb[layout.at(column + j, (k + i) / p.sf_vec_size)]);
       }
@@ -106,7 +106,7 @@ inline void load_b(GroupedGemm const& p, Tile const& tile, int64_t k, int count,
     for (int j = 0; j < kPanel; ++j) {
       float* row = scratch.b_rows + j * kDepth;
       if (j < columns) {
-        dequantise_row(p, w.b, w.sfb, tile.column + first + j, p.n, k, count, row);
+        dequantise_row(p, p.weights, w.b, w.sfb, tile.column + first + j, p.n, k, count, row);
       } else {
         for (int i = 0; i < count; ++i) row[i] = 0.f;
       }

@@ -21,18 +21,19 @@ __global__ void __launch_bounds__(32 * kDactWarps)
   int const n = chunk * kDactColumns + lane * 2, column = n / kUnit * kUnit * kWidth + n % kUnit;
   int64_t const columns = int64_t(p.n) * kWidth;
   bool const inside = n < p.n;
-  Scalars const scalars(p, p.experts.of(first));
+  int const expert = p.experts.of(first);
+  Scalars const scalars(p, expert);
   float const bias[1] = {0.f};
   float sum[kWidth][2] = {};
 #pragma unroll 8
   for (int r = 0; r < kSlotRows; ++r) {
-    int64_t const row = first + r;
+    int64_t const row = first + r, c_row = p.c_per_expert ? expert : row;
     float term = 0.f;
     if (inside) {
       float2 const value = load_pair(p.value_dtype, p.value, row * p.n + n);
       float2 c[kWidth], d[kWidth];
 #pragma unroll
-      for (int w = 0; w < kWidth; ++w) c[w] = load_pair(p.c_dtype, p.c_data, row * columns + column + w * kUnit);
+      for (int w = 0; w < kWidth; ++w) c[w] = load_pair(p.c_dtype, p.c_data, c_row * columns + column + w * kUnit);
       float const prob = p.prob ? __ldg(p.prob + row) : 1.f;
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
@@ -45,7 +46,7 @@ __global__ void __launch_bounds__(32 * kDactWarps)
         for (int w = 0; w < kWidth; ++w) (e ? d[w].y : d[w].x) = out[w], sum[w][e] += out[w];
       }
 #pragma unroll
-      for (int w = 0; w < kWidth; ++w) {
+      for (int w = 0; w < kWidth && p.d_data; ++w) {
         store_pair(p.d_dtype, p.d_data, row * columns + column + w * kUnit, d[w].x, d[w].y);
       }
     }

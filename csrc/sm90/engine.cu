@@ -86,9 +86,9 @@ struct Workspace {
     b_addresses = p.b_list.empty() ? nullptr : arena.take<int64_t>(p.experts);
     sfb_addresses = p.sfb_list.empty() ? nullptr : arena.take<int64_t>(p.experts);
     bool const discrete = b_addresses || p.b_pointers;
-    maps = discrete && !p.block_scaled() ? arena.take<CUtensorMap>(p.experts) : nullptr;
+    maps = discrete && !p.scaled_weights() ? arena.take<CUtensorMap>(p.experts) : nullptr;
     a = p.block_scaled() ? arena.take<__nv_bfloat16>(p.m * p.k) : nullptr;
-    b = p.block_scaled() ? arena.take<__nv_bfloat16>(p.experts * padded_n(p) * p.k) : nullptr;
+    b = p.scaled_weights() ? arena.take<__nv_bfloat16>(p.experts * padded_n(p) * p.k) : nullptr;
     dprob = p.forward() ? nullptr : arena.take<float>(ceil_div<int64_t>(p.n, kernel.tile_n) * p.m);
     dbias = p.dbias || p.dbias_slots ? arena.take<float>(p.m / kSlotRows * p.d_columns()) : nullptr;
     // Read as aligned pairs of FP32.
@@ -110,6 +110,7 @@ void dequantise_operands(GroupedGemm const& p, Workspace const& w, int64_t const
   a.experts = p.experts, a.padded_offsets = p.single_group ? nullptr : p.padded_offsets;
   a.by_token = true, a.offset_limit = p.m, a.out = w.a;
   dequantise(a, stream);
+  if (!p.scaled_weights()) return;
   Dequantise b = a;
   b.data = p.b, b.scales = p.sfb, b.rows_per_expert = p.n, b.out_rows_per_expert = Workspace::padded_n(p);
   b.expert_bytes = p.b_expert_bytes, b.scale_expert_bytes = p.sfb_expert_bytes;
@@ -143,6 +144,14 @@ CUtensorMap map_of_b(void const* b, GroupedGemm const& p, Kernel const& kernel, 
                    {experts * n_stride / 32, 32 * row, kernel.tile_n / 32}});
 }
 
+// Of an expert without rows: next to no values, all of them A's.
+CUtensorMap map_of_nothing(void const* a, GroupedGemm const& p, Kernel const& kernel) {
+  if (kernel.interleaved) {
+    return make_map(a, kBF16, k128, {{8, 0, kTileK}, {1, 16, 2}, {1, 16, 4}, {1, 16, 4}, {1, 16, kernel.tile_n / 32}});
+  }
+  return make_map(a, kBF16, k128, {{8, 0, kTileK}, {1, 16, p.b_is_n_major ? kTileK : kernel.tile_n}, {1, 16, 1}});
+}
+
 // C and D of `columns` columns in boxes of `width`.
 CUtensorMap map_of_rows(void const* data, GroupedGemm const& p, int64_t columns, int width, bool fp8) {
   auto const swizzle = width * (fp8 ? 1 : 2) == 128  ? k128
@@ -163,7 +172,9 @@ Params params_of(GroupedGemm const& p, Workspace const& w, Kernel const& kernel)
   out.bias = w.bias ? w.bias : static_cast<float const*>(p.bias);
   out.c_dtype = p.c_dtype, out.d_dtype = p.d_dtype;
   out.epilogue_op = p.epilogue_op;
-  if (p.operation == Operation::dact) out.value = p.a, out.value_dtype = p.a_dtype;
+  if (p.operation == Operation::dact) {
+    out.value = p.a, out.value_dtype = p.a_dtype, out.c_per_expert = p.c_per_expert;
+  }
   out.c_data = p.c, out.d_data = p.d_row, out.d_col_data = p.d_col == p.d_row ? nullptr : p.d_col;
   out.dprob = w.dprob, out.dbias = w.dbias, out.amax = reinterpret_cast<int*>(p.amax);
   out.sfd_row = p.sfd_row, out.sfd_col = p.sfd_col, out.discrete_col_sfd = p.discrete_col_sfd;
@@ -205,12 +216,13 @@ void run(GroupedGemm const& p, Launch const& launch) {
   Params params = params_of(p, w, kernel);
   if (p.block_scaled()) {
     dequantise_operands(p, w, pointers, w.sfb_addresses ? w.sfb_addresses : p.sfb_pointers, stream);
+  }
+  if (p.scaled_weights()) {
     params.b = map_of_b(w.b, p, kernel, false, Workspace::padded_n(p), p.experts);
   } else if (w.maps) {
-    // Each expert's copy gets its own address. That of an expert without rows has next to no values, all of them A's.
-    CUtensorMap const map = map_of_b(p.a, p, kernel, p.b_is_n_major, p.n, 1);
-    CUtensorMap const none =
-        make_map(p.a, kBF16, k128, {{8, 0, kTileK}, {1, 16, p.b_is_n_major ? kTileK : kernel.tile_n}, {1, 16, 1}});
+    // Each expert's copy gets its own address.
+    void const* const a = p.block_scaled() ? w.a : p.a;
+    CUtensorMap const map = map_of_b(a, p, kernel, p.b_is_n_major, p.n, 1), none = map_of_nothing(a, p, kernel);
     make_expert_maps(map, none, pointers, params.experts, w.maps, stream);
   } else if (p.operation != Operation::dact) {
     params.b = map_of_b(p.b, p, kernel, p.b_is_n_major, p.b_expert_bytes / (p.k * 2), p.experts);

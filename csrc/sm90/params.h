@@ -21,6 +21,7 @@ struct Params {
   DType c_dtype, d_dtype, value_dtype;
   EpilogueOp epilogue_op;
   void const* value;  // dact: the GEMM's value, in place of the multiply
+  bool c_per_expert;  // dact: c has a row for each expert
   void *c_data, *d_data, *d_col_data;
   float* dprob;  // slots [N tile][m]
   float* dbias;  // slots [m / 32][columns of D], or null

@@ -92,7 +92,8 @@ def grouped_gemm_dglu_wrapper_sm100(
         b_ptrs (L,) int64 addresses of the experts' weights, with n=N, b_dtype and b_major "k" or "n" (BF16, FP8).
         c_tensor (M, 2N, 1), n-major: float32, float16, bfloat16; float8_e4m3fn, float8_e5m2 with block-scaled operands.
         sfa_tensor (32, 4, ceil(M/128), 4, ceil(ceil(K/V)/4), 1): float8_e8m0fnu, or float8_e4m3fn with V = 16; None for BF16.
-        sfb_tensor (32, 4, ceil(N/128), 4, ceil(ceil(K/V)/4), L), a list, or sfb_ptrs (L,) int64 beside b_ptrs; None for BF16.
+        sfb_tensor (32, 4, ceil(N/128), 4, ceil(ceil(K/V)/4), L), a list, or sfb_ptrs (L,) int64 beside b_ptrs.
+        None with BF16 weights, which may stand beside a block-scaled A too: dequantize_weights.
         padded_offsets (L,) int32 cumulative ends, multiples of 256. alpha_tensor, beta_tensor (L,) float32.
         prob_tensor (M, 1, 1) float32. norm_const_tensor (1,) float32: required with FP8 D.
         dprob_tensor (M, 1, 1) float32: accumulated onto and returned; a zeroed one is made when None.

@@ -61,6 +61,7 @@ def grouped_gemm_dsrelu_wrapper_sm100(
         c_tensor (M, N, 1), n-major: float32, float16, bfloat16, float8_e4m3fn, float8_e5m2.
         sfa_tensor (32, 4, ceil(M/128), 4, ceil(ceil(K/V)/4), 1): float8_e8m0fnu, or float8_e4m3fn with V = 16.
         sfb_tensor (32, 4, ceil(N/128), 4, ceil(ceil(K/V)/4), L), a list, or sfb_ptrs (L,) int64 beside b_ptrs.
+        None with BF16 weights, which may stand beside a block-scaled A too: dequantize_weights.
         padded_offsets (L,) int32 cumulative ends, multiples of 256. alpha_tensor (L,) and prob_tensor (M, 1, 1) float32.
         norm_const_tensor (1,) float32: required with FP8 D, otherwise ignored.
         dprob_tensor (M, 1, 1) float32: accumulated onto and returned; a zeroed one is made when None.

@@ -80,7 +80,8 @@ def grouped_gemm_glu_wrapper_sm100(
         b_tensor (N, K, L) or a list of L tensors (N, K), N a multiple of 64: as A; k-major, for BF16 and FP8 also n-major. Or:
         b_ptrs (L,) int64 addresses of the experts' weights, with n=N, b_dtype and b_major "k" or "n" (BF16, FP8).
         sfa_tensor (32, 4, ceil(M/128), 4, ceil(ceil(K/V)/4), 1): float8_e8m0fnu, or float8_e4m3fn with V = 16; None for BF16.
-        sfb_tensor (32, 4, ceil(N/128), 4, ceil(ceil(K/V)/4), L), a list, or sfb_ptrs (L,) int64 beside b_ptrs; None for BF16.
+        sfb_tensor (32, 4, ceil(N/128), 4, ceil(ceil(K/V)/4), L), a list, or sfb_ptrs (L,) int64 beside b_ptrs.
+        None with BF16 weights, which may stand beside a block-scaled A too: dequantize_weights.
         padded_offsets (L,) int32 cumulative ends, multiples of 256. alpha_tensor (L,) float32.
         bias_tensor (N, L) with strides (1, N), optional: float32, float16, bfloat16.
         prob_tensor (M, 1, 1) float32: required with BF16 operands; otherwise also bfloat16, or None for 1.

@@ -138,6 +138,7 @@ def grouped_gemm_quant_wrapper_sm100(
         b_ptrs (L,) int64 addresses of the experts' weights, with n=N, b_dtype and b_major "k" or "n" (FP8).
         sfa_tensor (32, 4, ceil(M/128), 4, ceil(ceil(K/V)/4), 1): float8_e8m0fnu, or float8_e4m3fn with V = 16.
         sfb_tensor (32, 4, ceil(N/128), 4, ceil(ceil(K/V)/4), L), a list, or sfb_ptrs (L,) int64 beside b_ptrs.
+        None with BF16 weights, which may stand beside a block-scaled A too: dequantize_weights.
         padded_offsets (L,) int32 cumulative ends, multiples of 256. alpha_tensor (L,) float32.
         prob_tensor (M, 1, 1) float32, optional: 1. bias_tensor (N, L) with strides (1, N), optional: float32, float16, bfloat16.
         norm_const_tensor (1,) float32: required with FP8 D, otherwise ignored.

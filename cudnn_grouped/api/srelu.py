@@ -50,7 +50,8 @@ def grouped_gemm_srelu_wrapper_sm100(
         b_tensor (N, K, L) or a list of L tensors (N, K): as A; k-major, for FP8 and BF16 also n-major. Or, discrete:
         b_ptrs (L,) int64 addresses of the experts' weights, with n=N, b_dtype and b_major "k" or "n" (FP8, BF16).
         sfa_tensor (32, 4, ceil(M/128), 4, ceil(ceil(K/V)/4), 1): float8_e8m0fnu, or float8_e4m3fn with V = 16; None for BF16.
-        sfb_tensor (32, 4, ceil(N/128), 4, ceil(ceil(K/V)/4), L), a list, or sfb_ptrs (L,) int64 beside b_ptrs; None for BF16.
+        sfb_tensor (32, 4, ceil(N/128), 4, ceil(ceil(K/V)/4), L), a list, or sfb_ptrs (L,) int64 beside b_ptrs.
+        None with BF16 weights, which may stand beside a block-scaled A too: dequantize_weights.
         padded_offsets (L,) int32 cumulative ends, multiples of 256. alpha_tensor (L,) and prob_tensor (M, 1, 1) float32.
         bias_tensor (N, L) with strides (1, N), optional: float32, float16, bfloat16.
         norm_const_tensor (1,) float32: required with FP8 D, otherwise ignored (an error with BF16 operands).

@@ -112,18 +112,16 @@ def _backward(config, saved, dy):
     if b1 is not None:
         db1 = outputs["dbias"].reshape(b1.shape).astype(b1.dtype)
     if b2 is not None:
-        of_bias, db2 = _bias_backward(dy, b2, padded_offsets, prob)
+        of_bias, db2 = _bias_sums(dy, b2, padded_offsets, prob)
         dprob = dprob + of_bias
     return dx, None, dprob, dw1, dw2, db1, db2
 
 
-def _bias_backward(dy, bias, padded_offsets, prob):
-    """Of prob * bias: the sums of dy * bias along rows, (M,), and of prob * dy over each expert's rows, (L, H)."""
-    rows = jnp.arange(dy.shape[0], dtype=jnp.int32)
-    expert = jnp.minimum(jnp.searchsorted(padded_offsets, rows, side="right"), padded_offsets.shape[0] - 1)
+def _bias_sums(dy, bias, padded_offsets, prob):
+    """Of prob * bias in y: the sums of dy * bias along rows, (M,), and of prob * dy over each expert's rows, (L, H)."""
     outputs = operator(
-        "dact", r=dy, c=plain(bias)[expert], padded_offsets=padded_offsets, prob=prob, generate_dbias=True,
-        act_func="identity",
+        "dact", r=dy, c=plain(bias), padded_offsets=padded_offsets, prob=prob, generate_dbias=True, generate_d=False,
+        c_per_expert=True, act_func="identity",
     )  # fmt: skip
     return outputs["dprob"], outputs["dbias"].reshape(bias.shape).astype(bias.dtype)
 

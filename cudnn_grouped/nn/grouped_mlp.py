@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import torch
 
-from .recipes import RECIPES, TokenOperand, alpha_of, gemm_arguments, plain, weight_gradient
+from ..autograd import bias_sums
+from .recipes import RECIPES, TokenOperand, alpha_of, gemm_arguments, ones_of, plain, weight_gradient
 
 _OPS = torch.ops.cudnn_grouped
 
@@ -56,14 +57,15 @@ def _first_layer_backward(recipe, activation, a, b, c, padded_offsets, prob, wit
     """The gradient of C as the recipe's operands, dprob (M,), dbias (L, N or 2N) or None."""
     options = {**recipe.options, **gemm_arguments(a, b), "d_dtype": recipe.hidden_dtype, "norm_const": norm_const}
     options["generate_dbias"] = with_bias
+    ones = ones_of(padded_offsets)  # the backward operators take no None
+    alpha = alpha_of(a, b, padded_offsets, squared=activation.act_func is not None)
+    alpha = ones if alpha is None else alpha
     if activation.act_func is None:
-        alpha = alpha_of(a, b, padded_offsets)
         options["c_role"] = "preactivation"
         outputs = _OPS.dsrelu(a.data, [b.data], c, padded_offsets, alpha, prob, **options)
     else:
-        alpha, beta = alpha_of(a, b, padded_offsets, squared=True), torch.ones_like(padded_offsets, dtype=torch.float32)
         options |= {"act_func": "d" + activation.act_func, **activation.parameters}
-        outputs = _OPS.dglu(a.data, [b.data], c, padded_offsets, alpha, beta, prob, **options)
+        outputs = _OPS.dglu(a.data, [b.data], c, padded_offsets, alpha, ones, prob, **options)
     d, d_col, dprob, dbias, _, sfd_row, sfd_col = outputs
     dbias = dbias.view(dbias.shape[0], -1) if with_bias else None
     return *recipe.from_gemm(d, d_col, sfd_row, sfd_col, padded_offsets), dprob, dbias
@@ -113,6 +115,10 @@ class _GroupedMLP(torch.autograd.Function):
             raise RuntimeError("GroupedMLP has no second derivatives")
         recipe, activation = RECIPES[ctx.config.recipe], ACTIVATIONS[ctx.config.activation]
         x_data, x_scales, hidden_data, hidden_scales, c, padded_offsets, prob, w1, w2, b1, b2 = ctx.saved_tensors
+        # One node has the whole backward, so what it saved would live to its end. Unless the graph is kept, only these
+        # names hold it now; a compiled graph frees by last use itself. The peak is then y, the gradients and dC.
+        if not torch.compiler.is_compiling():
+            ctx.maybe_clear_saved_tensors()
         needs_x, _, needs_prob, needs_w1, needs_w2, needs_b1, needs_b2, _ = ctx.needs_input_grad
         dx = dw1 = dw2 = db2 = None
         dy = dy.contiguous()
@@ -120,25 +126,22 @@ class _GroupedMLP(torch.autograd.Function):
             recipe, activation, recipe.rows(dy, padded_offsets), recipe.weight_transposed(w2), c, padded_offsets, prob,
             needs_b1, _norm_const(recipe, dy),
         )  # fmt: skip
-        if needs_x:
-            dx = _gemm(recipe, dc, recipe.weight_transposed(w1), padded_offsets)
-        if needs_w1:
-            dw1 = weight_gradient(dc_tokens, TokenOperand(x_data, x_scales), padded_offsets, w1.dtype)
+        del c
+        if b2 is not None and (needs_b2 or needs_prob):
+            of_bias, db2 = bias_sums(dy, plain(b2), padded_offsets, prob)
+            dprob, db2 = dprob + of_bias, db2.view(b2.shape).to(b2.dtype)
+            del of_bias
         if needs_w2:
             dy_tokens = recipe.tokens(dy, padded_offsets)
             dw2 = weight_gradient(dy_tokens, TokenOperand(hidden_data, hidden_scales), padded_offsets, w2.dtype)
-        if b2 is not None and (needs_b2 or needs_prob):
-            of_bias, db2 = _bias_backward(dy, b2, padded_offsets, prob)
-            dprob = dprob + of_bias
+            del dy_tokens
+        del hidden_data, hidden_scales
+        if needs_w1:
+            dw1 = weight_gradient(dc_tokens, TokenOperand(x_data, x_scales), padded_offsets, w1.dtype)
+        del dc_tokens, x_data, x_scales
+        if needs_x:
+            dx = _gemm(recipe, dc, recipe.weight_transposed(w1), padded_offsets)
         return dx, None, dprob, dw1, dw2, None if db1 is None else db1.to(b1.dtype), db2, None
-
-
-def _bias_backward(dy, bias, padded_offsets, prob):
-    """Of prob * bias: the sums of dy * bias along rows, (M,), and of prob * dy over each expert's rows, (L, H)."""
-    rows = torch.arange(dy.shape[0], device=dy.device, dtype=torch.int32)
-    expert = torch.searchsorted(padded_offsets, rows, right=True).clamp(max=padded_offsets.shape[0] - 1)
-    _, dprob, dbias = _OPS.dact(dy, plain(bias)[expert], padded_offsets, prob, generate_dbias=True, act_func="identity")
-    return dprob, dbias.view(bias.shape).to(bias.dtype)
 
 
 class GroupedMLP(torch.nn.Module):

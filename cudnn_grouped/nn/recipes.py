@@ -131,12 +131,16 @@ def gemm_arguments(a, b):
 
 
 def alpha_of(a, b, padded_offsets, squared=False):
-    """(L,) float32 that undoes the operands' factors; its root where the operator squares it."""
-    alpha = padded_offsets.new_ones(padded_offsets.shape, dtype=torch.float32)
+    """(L,) float32 that undoes the operands' factors, or its root where the operator squares it; None without factors."""
     if a.norm is None:
-        return alpha
+        return None
     scale = (1.0 / a.norm) * (1.0 / b.norm)  # the product of the factors may overflow
-    return alpha * (scale.sqrt() if squared else scale)
+    return ones_of(padded_offsets) * (scale.sqrt() if squared else scale)
+
+
+def ones_of(padded_offsets):
+    """(L,) float32."""
+    return padded_offsets.new_ones(padded_offsets.shape, dtype=torch.float32)
 
 
 def weight_gradient(a, b, padded_offsets, dtype):

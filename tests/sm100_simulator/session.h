@@ -1,0 +1,57 @@
+// What one simulated device holds: loaded modules, memory, the last failure, and the counts of what ran.
+#pragma once
+#include <memory>
+
+#include "machine.h"
+
+namespace simulator {
+
+// A kernel of a loaded library, by the address that the host code launches.
+struct LoadedKernel {
+  std::string name;
+  std::shared_ptr<Module> module;
+  u32 max_dynamic_shared = 48 * 1024;
+  bool large_clusters = false;
+};
+
+struct KernelCounts {
+  u64 launches = 0;
+  u32 cluster = 1, warps = 1;
+  std::vector<std::map<std::string, u64>> opcodes;  // by warp of a cluster
+  std::vector<std::map<std::string, u64>> classes;
+  Traffic traffic;
+  u64 nanoseconds = 0;
+};
+
+class Session {
+ public:
+  explicit Session(Settings const& settings) : machine(settings) {}
+  ~Session();
+
+  void* allocate(u64 bytes);
+  bool release(void* p);
+  // Throws Failure.
+  void launch(LoadedKernel& kernel, u32 const (&grid)[3], u32 const (&block)[3], u32 const (&cluster)[3], u64 dynamic_shared, void** arguments);
+  std::string report() const;  // JSON
+
+  Machine machine;
+  std::string category, text;  // of the first failure
+  std::string map_problem;     // why the last tensor map was refused
+  std::map<std::string, KernelCounts> counts;
+
+ private:
+  struct Loaded {
+    Program program;
+    std::unordered_map<std::string, u64> globals;
+  };
+  Loaded& load(LoadedKernel& kernel);
+  void count(KernelCounts& into, Program const& program);
+
+  std::map<std::string, std::unique_ptr<Loaded>> programs_;
+  std::map<Module const*, std::unordered_map<std::string, u64>> globals_;
+  std::map<u64, void*> blocks_;
+};
+
+Session* active();
+
+}  // namespace simulator

@@ -1,0 +1,73 @@
+// Who last touched each word of shared memory and each part of tensor memory, and whether it was ever written.
+#pragma once
+#include <vector>
+
+#include "clock.h"
+
+namespace simulator {
+
+struct Cluster;
+struct Warp;
+
+// One for every 4 bytes of shared memory. Two readers are remembered; a third displaces one of them, so that a race may be
+// missed but never invented.
+struct SharedWord {
+  Stamp writer, readers[2];
+  u8 written_bytes = 0;   // ever
+  u8 writer_bytes = 0;    // by `writer`
+  u8 in_flight = 0;       // 1: an asynchronous copy is writing it
+  u8 being_read = 0;      // bulk stores that have not yet read it
+  bool generic = false;   // `writer` wrote through the generic proxy
+  bool mbarrier = false;
+};
+
+class SharedShadow {
+ public:
+  void resize(u32 bytes) { words_.assign((bytes + 3) / 4, {}); }
+
+  // Accesses by instructions of a warp (the generic proxy).
+  void read(Cluster const& c, Warp const& w, u32 rank, u32 offset, u32 bytes);
+  void write(Cluster const& c, Warp const& w, u32 rank, u32 offset, u32 bytes, bool data_written = true);
+  // By an asynchronous unit, on behalf of the warp that issued it.
+  void async_read(Cluster const& c, Warp const& w, u32 rank, u32 offset, u32 bytes, Stamp stamp);
+  void begin_async_write(Cluster const& c, Warp const& w, u32 rank, u32 offset, u32 bytes);
+  void end_async_write(u32 offset, u32 bytes, Stamp stamp);
+  void begin_bulk_read(Cluster const& c, Warp const& w, u32 rank, u32 offset, u32 bytes);
+  void end_bulk_read(u32 offset, u32 bytes, Stamp stamp);
+  void forget_writer(u32 offset, u32 bytes);  // atomics order themselves
+  void set_mbarrier(u32 offset, bool on);
+
+ private:
+  std::vector<SharedWord> words_;
+};
+
+// Tensor memory: 128 lanes x 512 columns of 32 bits. Tracked in parts of 16 lanes x 1 column.
+struct TensorPart {
+  Stamp writer, readers[2];
+  bool written = false;
+};
+
+class TensorMemory {
+ public:
+  std::vector<u32> cells;  // [lane][column]
+
+  void allocate_cells();
+  // Allocation, in columns.
+  bool allocate(u32 columns, u32& base);  // false: not enough free columns now
+  void free(u32 base, u32 columns);
+  u32 allocated() const;
+  void check_range(u32 column, u32 columns, char const* what) const;
+  bool relinquished = false;
+
+  // `blocks`: a mask of the 8 blocks of 16 lanes. `pipe`: the agent of the tensor core, whose own accesses are in order.
+  void read(Cluster const& c, Warp const& w, u32 rank, u32 column, u32 columns, u32 blocks, Stamp stamp, bool by_pipe, char const* what);
+  void write(Cluster const& c, Warp const& w, u32 rank, u32 column, u32 columns, u32 blocks, Stamp stamp, bool by_pipe, char const* what);
+  void mark_read(u32 column, u32 columns, u32 blocks, Stamp stamp);
+
+ private:
+  std::vector<TensorPart> parts_;  // [column][block]
+  std::vector<u32> owner_ = std::vector<u32>(512, 0);  // columns of one allocation share a number, 0: free
+  u32 next_owner_ = 0;
+};
+
+}  // namespace simulator

@@ -1,0 +1,81 @@
+"""The product's own CUDA launchers and kernels in the simulator: csrc/cuda compiled for SM100 gives the CPU engine's bits."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sm100_simulator
+import torch
+from sm100_simulator import Simulator, compile_kernels
+
+import cudnn_grouped
+
+ROOT = Path(__file__).resolve().parent.parent
+KERNELS = Path(sm100_simulator.__file__).parent / "kernels"
+pytestmark = pytest.mark.skipif(
+    sm100_simulator.nvcc() is None, reason="no nvcc: no toolkit, no wheels of the extra cuda-build"
+)
+
+# As csrc/core/tensor.h counts them.
+DTYPES = {
+    torch.float32: 1,
+    torch.bfloat16: 3,
+    torch.float8_e4m3fn: 4,
+    torch.float8_e5m2: 5,
+    torch.float8_e8m0fnu: 6,
+    torch.float4_e2m1fn_x2: 7,
+}
+
+
+@pytest.fixture(scope="module")
+def library():
+    csrc = ROOT / "csrc"
+    sources = [KERNELS / "shipped_quantize.cu", csrc / "cuda" / "quantize.cu", csrc / "cuda" / "dequantize.cu"]
+    return compile_kernels(sources, include=[csrc])
+
+
+def raw(tensor):
+    return tensor.contiguous().view(torch.uint8).numpy()
+
+
+@pytest.mark.parametrize("schedule", ["immediate", "adversarial"])
+@pytest.mark.parametrize("axis", ["row", "col"])
+@pytest.mark.parametrize(("format", "block"), [("mxfp8", 32), ("mxfp8_e5m2", 32), ("nvfp4", 16), ("mxfp4", 32)])
+def test_quantise_and_back(library, format, block, axis, schedule):
+    generator = torch.Generator().manual_seed(5)
+    rows, columns = 512, 160
+    x = torch.randn(rows, columns, generator=generator).to(torch.bfloat16)
+    x[3, 7], x[64, 5], x[130] = float("nan"), float("inf"), 0
+    norm = torch.tensor([0.75])
+    offsets = torch.tensor([256, 256, 512], dtype=torch.int32)
+    experts = dict(padded_offsets=offsets) if axis == "col" else {}
+    data, scales = cudnn_grouped.quantize(x, format, axis=axis, norm_const=norm, **experts)
+    back = cudnn_grouped.dequantize(data, scales, format, axis=axis, norm_const=norm, dtype=torch.bfloat16, **experts)
+
+    simulator = Simulator(schedule, seed=2)
+    atoms = torch.as_strided(scales, (scales.numel(),), (1,), 0)
+    device = {
+        "x": simulator.array(raw(x)),
+        "data": simulator.array(np.full(raw(data).size, 0xEE, np.uint8)),
+        "scales": simulator.array(np.full(atoms.numel(), 0xEE, np.uint8)),
+        "norm": simulator.array(norm.numpy()),
+        "offsets": simulator.array(offsets.numpy()) if experts else None,
+        "back": simulator.array(np.full(raw(back).size, 0xEE, np.uint8)),
+    }
+    common = [rows, columns, int(axis == "col"), DTYPES[x.dtype], DTYPES[data.dtype], DTYPES[scales.dtype], block]
+    tail = [device["data"], device["scales"], device["norm"], device["offsets"], 3 if experts else 0]
+    assert simulator.call(library, "run_quantize", *common, device["x"], *tail) == 0
+    assert np.array_equal(device["data"].numpy(), raw(data).ravel())
+    assert np.array_equal(device["scales"].numpy(), raw(atoms))
+    assert simulator.call(library, "run_dequantize", *common, device["back"], *tail) == 0
+    assert np.array_equal(device["back"].numpy(), raw(back).ravel())
+
+
+def test_a_buffer_too_short_is_found(library):
+    simulator = Simulator()
+    x, data = simulator.zeros(128 * 128, np.float32), simulator.zeros(128 * 128 - 16, np.uint8)
+    scales = simulator.zeros(512, np.uint8)
+    codes = [DTYPES[d] for d in (torch.float32, torch.float8_e4m3fn, torch.float8_e8m0fnu)]
+    with pytest.raises(sm100_simulator.SimulationError) as error:
+        simulator.call(library, "run_quantize", 128, 128, 0, *codes, 32, x, data, scales, None, None, 0)
+    assert error.value.category == "out_of_bounds"

@@ -1,0 +1,100 @@
+"""The SM100 simulator as a whole: a small GEMM is right under every schedule, and planted bugs in it are caught by the
+check that should catch them. What SM90 has too is compared with what a GPU computed."""
+
+import numpy as np
+import pytest
+import sm100_cases
+from sm100_simulator import SimulationError, Simulator, compile_kernels
+from sm100_simulator.kernels import record_sm90, sm100_mutants
+
+pytestmark = sm100_cases.needs_nvcc
+
+SMALL_GEMM = sm100_cases.SmallGemm()
+SEEDS = 8  # adversarial schedules tried until one shows a mutant
+
+
+@pytest.fixture(scope="module")
+def small_gemm():
+    return compile_kernels(sm100_mutants.SOURCE)
+
+
+@pytest.fixture(scope="module")
+def mutants():
+    return compile_kernels(sm100_mutants.SOURCE, text=sm100_mutants.combined())
+
+
+def test_small_gemm_immediate(small_gemm):
+    assert SMALL_GEMM.mismatches(Simulator(schedule="immediate", sms=4), small_gemm) == 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_small_gemm_adversarial(small_gemm, seed):
+    assert SMALL_GEMM.mismatches(Simulator(schedule="adversarial", seed=seed, sms=4), small_gemm) == 0
+
+
+@pytest.mark.parametrize("shape", [(256, 128, 128, 1), (256, 384, 128, 2), (1024, 128, 384, 2)])
+def test_small_gemm_shapes(small_gemm, shape):
+    problem = sm100_cases.SmallGemm(*shape, seed=1)
+    assert problem.mismatches(Simulator(schedule="adversarial", seed=11, sms=4), small_gemm) == 0
+
+
+def verdict(library, function: str, seed: int) -> str | None:
+    """Category of the error that the run ends with; "mismatch"; None where all is well."""
+    simulator = Simulator(schedule="adversarial", seed=seed, sms=4)
+    try:
+        return "mismatch" if SMALL_GEMM.mismatches(simulator, library, function) else None
+    except SimulationError as error:
+        return error.category
+
+
+@pytest.mark.parametrize("number", range(len(sm100_mutants.MUTANTS)), ids=[m.name for m in sm100_mutants.MUTANTS])
+def test_mutant_is_caught(mutants, number):
+    function = sm100_mutants.function(number)
+    first = next((found for seed in range(SEEDS) if (found := verdict(mutants, function, seed))), None)
+    assert first in sm100_mutants.MUTANTS[number].caught
+
+
+def test_control_is_not_caught(mutants):
+    """The kernel as it is, compiled the way of the mutants."""
+    function = sm100_mutants.function(len(sm100_mutants.MUTANTS))
+    assert [verdict(mutants, function, seed) for seed in range(SEEDS)] == [None] * SEEDS
+
+
+def test_few_mutants_give_only_a_wrong_result():
+    assert sum("mismatch" in mutant.caught for mutant in sm100_mutants.MUTANTS) <= 2
+
+
+# What SM90 has too ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    if not record_sm90.FIXTURE.exists():
+        pytest.skip(f"not recorded: {record_sm90.FIXTURE.name}")
+    with np.load(record_sm90.FIXTURE) as arrays:
+        return dict(arrays)
+
+
+@pytest.fixture(scope="module")
+def sm90():
+    """One library a source, compiled when first asked for."""
+    libraries = {}
+
+    def library(name: str):
+        if name not in libraries:
+            libraries[name] = compile_kernels(sm100_cases.KERNELS / f"{name}.cu", archs="90a")
+        return libraries[name]
+
+    return library
+
+
+@pytest.mark.parametrize("schedule", ["immediate", "adversarial"])
+@pytest.mark.parametrize("name", record_sm90.SUBJECTS)
+def test_sm90(recorded, sm90, name, schedule):
+    subject = record_sm90.SUBJECTS[name]
+    buffers = len([key for key in recorded if key.startswith(f"{name}.") and key.endswith(".before")])
+    simulator = Simulator(schedule=schedule, seed=1, sms=4)
+    arrays = [simulator.array(recorded[f"{name}.{i}.before"]) for i in range(buffers)]
+    sm100_cases.run(simulator, sm90(subject.source), subject.function, *arrays, *subject.integers)
+    for i, array in enumerate(arrays):
+        assert record_sm90.differences(name, recorded, i, sm100_cases.read(array)) == []
