@@ -1,6 +1,8 @@
 """Peak memory of GroupedMLP's forward and backward: at most that of the same layer of torch operations."""
 
+import gc
 import itertools
+import time
 import weakref
 
 import gpu_device
@@ -153,14 +155,23 @@ def step(module, parameters, inputs, dy, **options):
     return (y, *torch.autograd.grad(y, (inputs[0], inputs[2], *parameters), dy, **options))
 
 
+def settled_bytes(device):
+    """Bytes in use, once the threads of the last backward have let go of its tensors."""
+    torch.cuda.synchronize(device)
+    gc.collect()
+    last, now = -1, torch.cuda.memory_stats(device)["requested_bytes.all.current"]
+    while now != last:
+        time.sleep(0.05)
+        last, now = now, torch.cuda.memory_stats(device)["requested_bytes.all.current"]
+    return now
+
+
 def peak_of(call, device):
-    """Bytes at the peak above what was there before."""
-    if (
-        torch.device(device).type == "cuda"
-    ):  # with the operators' workspaces; as asked for, not in the allocator's blocks
-        torch.cuda.synchronize(device)
+    """Bytes at the peak above what was there before. On a GPU with the operators' workspaces; as asked for, not in the
+    allocator's blocks."""
+    if torch.device(device).type == "cuda":
+        before = settled_bytes(device)
         torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_stats(device)["requested_bytes.all.current"]
         call()
         return torch.cuda.memory_stats(device)["requested_bytes.all.peak"] - before
     with LiveBytes() as memory:

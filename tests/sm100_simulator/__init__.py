@@ -20,6 +20,9 @@ from .toolchain import compile_kernels, nvcc, simulator_library
 __all__ = ["Array", "SimulationError", "Simulator", "compile_kernels", "nvcc"]
 
 
+RULES = ("unwaited_loads", "relaxed_release")
+
+
 class SimulationError(RuntimeError):
     """A check fired. category: its name, one of those in docs/sm100_simulator.md."""
 
@@ -33,7 +36,7 @@ def _library():
     library = ctypes.CDLL(str(simulator_library()), mode=ctypes.RTLD_GLOBAL)
     pointer, number = ctypes.c_void_p, ctypes.c_ulonglong
     for name, result, arguments in (
-        ("create", pointer, (ctypes.c_int, number, ctypes.c_uint, number)),
+        ("create", pointer, (ctypes.c_int, number, ctypes.c_uint, number, ctypes.c_int, ctypes.c_int)),
         ("destroy", None, (pointer,)),
         ("activate", None, (pointer,)),
         ("allocate", pointer, (pointer, number)),
@@ -77,12 +80,20 @@ class Simulator:
 
     schedule: "immediate" does asynchronous work at once; "adversarial" does it late, out of order where that is allowed,
     with warps in random order. seed: of the adversarial schedule; the same seed gives the same run. sms: how many there are.
+    allow: rules of the PTX ISA that the hardware forgives and that some production code breaks, not to be checked:
+        "unwaited_loads": the result of a tcgen05.ld used without a tcgen05.wait::ld;
+        "relaxed_release": a relaxed arrival at the cluster's barrier taken for a release.
+    max_instructions: of a launch; more is called a deadlock.
     """
 
-    def __init__(self, schedule="immediate", seed=1, sms=4, max_instructions=4_000_000_000):
+    def __init__(self, schedule="immediate", seed=1, sms=4, allow=(), max_instructions=4_000_000_000):
         if schedule not in ("immediate", "adversarial"):
             raise ValueError(f'schedule: expected "immediate" or "adversarial", got {schedule!r}')
-        self._session = _library().simulator_create(schedule == "adversarial", seed, sms, max_instructions)
+        if unknown := set(allow) - set(RULES):
+            raise ValueError(f"allow: expected some of {RULES}, got {sorted(unknown)}")
+        rules = [rule in allow for rule in RULES]
+        adversarial = schedule == "adversarial"
+        self._session = _library().simulator_create(adversarial, seed, sms, max_instructions, *rules)
         self._arrays = []
 
     def __del__(self):

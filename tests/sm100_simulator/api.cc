@@ -13,12 +13,14 @@ Session* active() { return current; }
 
 extern "C" {
 
-void* simulator_create(int adversarial, unsigned long long seed, unsigned sms, unsigned long long max_instructions) {
+void* simulator_create(int adversarial, unsigned long long seed, unsigned sms, unsigned long long max_instructions, int allow_unwaited_loads, int allow_relaxed_release) {
   Settings s;
   s.adversarial = adversarial;
   s.seed = seed;
   s.sms = sms;
   s.max_instructions = max_instructions;
+  s.allow_unwaited_loads = allow_unwaited_loads;
+  s.allow_relaxed_release = allow_relaxed_release;
   return new Session(s);
 }
 void simulator_destroy(void* session) {

@@ -73,7 +73,7 @@ Step cluster_arrive(Context& c, Op const& op) {  // immediate: relaxed
   Warp& w = c.warp;
   if (w.cluster_arrived >= 0) fail("barrier", "barrier.cluster.arrive twice without a wait");
   w.cluster_arrived = c.cluster.generation;
-  if (op.immediate) {
+  if (op.immediate && !c.machine.settings.allow_relaxed_release) {
     c.cluster.gathering.join(w.fence);
   } else {
     release(w, c.cluster.gathering);

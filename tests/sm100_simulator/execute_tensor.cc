@@ -98,9 +98,9 @@ Step tensor_load(Context& c, Op const& op) {
       }
     }
   };
-  bool const late = c.machine.settings.adversarial;
+  bool const allowed = c.machine.settings.allow_unwaited_loads, late = c.machine.settings.adversarial && !allowed;
   if (!late) fetch();
-  for (Value const& v : d.values) w.written[v.id] = 0;
+  for (Value const& v : d.values) w.written[v.id] = allowed ? kAllLanes : 0;
   w.tensor_loads.push_back({a.column, a.columns, a.blocks, late ? std::function<void()>(fetch) : nullptr, d.values});
   return Step::kNext;
 }

@@ -185,6 +185,9 @@ struct Settings {
   u64 seed = 1;
   u32 sms = 4;
   u64 max_instructions = 4000000000ull;
+  // What the PTX ISA does not allow and the hardware forgives; CUTLASS relies on both.
+  bool allow_unwaited_loads = false;    // the result of a tcgen05.ld is there when an instruction reads it
+  bool allow_relaxed_release = false;   // a relaxed arrival at the cluster's barrier releases like any other
 };
 
 class Machine {
