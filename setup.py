@@ -105,6 +105,12 @@ def cuda_toolchain():
     return None
 
 
+def find_xla_headers():
+    """The typed FFI's headers, which jaxlib has (jax.ffi.include_dir()); None without jaxlib."""
+    folders = [folder / "include" for folder in package_folders("jaxlib")]
+    return next((p for p in folders if (p / "xla/ffi/api/ffi.h").is_file()), None)
+
+
 class NinjaFile:
     """Collects objects and libraries, then writes build.ninja. Paths are relative to the repository."""
 
@@ -172,6 +178,14 @@ def write_ninja_file(version):
     flags = [*cxx, "-isystem", pybind11 / "include", "-isystem", sysconfig.get_path("include")]
     python = ninja.compile(Path("csrc/bindings/python.cc"), flags)
     outputs.append(ninja.link("_C" + sysconfig.get_config_var("EXT_SUFFIX"), [python, core]))
+
+    if headers := find_xla_headers():
+        objects = [
+            ninja.compile(s, [*cxx, "-isystem", headers]) for s in sorted(Path("csrc/bindings").glob("xla_*.cc"))
+        ]
+        outputs.append(ninja.link("libcudnn_grouped_jax.so", [*objects, core], ["-Wl,-z,defs"]))
+    else:
+        print(f"{PACKAGE}: no JAX library, because jaxlib was not found")
 
     if toolchain := cuda_toolchain():
         nvcc, cutlass = toolchain

@@ -56,14 +56,9 @@ _JAX_NAMES = ("grouped_gemm_dglu_jax_sm100", "grouped_gemm_dsrelu_jax_sm100")
 def __getattr__(name):
     if name not in _JAX_NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return getattr(importlib.import_module(f"{__name__}.jax"), name)
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            f"{name} needs JAX and this package's JAX layer: pip install 'cudnn_grouped[jax]' ({error})"
-        ) from error
+    return getattr(importlib.import_module(f"{__name__}.jax"), name)
 
 
 def __dir__():
-    jax = _JAX_NAMES if importlib.util.find_spec(f"{__name__}.jax") else ()
+    jax = _JAX_NAMES if importlib.util.find_spec("jax") and library.JAX_LIBRARY.exists() else ()
     return sorted([*globals(), *jax])

@@ -22,6 +22,7 @@ def info():
         "version": __version__,
         "torch": torch.__version__,
         "cuda_library": library.cuda_status(),
+        "jax_library": "built" if library.JAX_LIBRARY.exists() else "not built",
         "architectures": _architectures(),
         "engines": library.C.engines(),
         "devices": devices,
@@ -42,6 +43,7 @@ def print_info(report):
     print(f"CUDA engines' library: {report['cuda_library']}")
     for folder, architectures in report["architectures"].items():
         print(f"  {folder:8} compiled for {', '.join(architectures)}")
+    print(f"JAX handlers' library: {report['jax_library']}")
     print("engines built:")
     for engine in report["engines"]:
         served = ", ".join(f"{major}.{minor}" for major, minor in engine["capabilities"])

@@ -2,6 +2,7 @@
 
 ``libcudnn_grouped_torch.so`` (operators) and ``_C`` are required. ``libcudnn_grouped_cuda.so`` (CUDA engines) is
 optional: it is loaded when it was built and a CUDA device is visible, and a failure to load it is only recorded.
+``libcudnn_grouped_jax.so`` (XLA handlers) is optional too: ``cudnn_grouped.jax`` loads it.
 """
 
 import ctypes
@@ -14,6 +15,7 @@ import torch
 FOLDER = Path(__file__).resolve().parent
 TORCH_LIBRARY = FOLDER / "libcudnn_grouped_torch.so"
 CUDA_LIBRARY = FOLDER / "libcudnn_grouped_cuda.so"
+JAX_LIBRARY = FOLDER / "libcudnn_grouped_jax.so"
 _HOW_TO_BUILD = "build the package with `make venv` in a checkout, or `pip install .` from its root"
 
 C = None

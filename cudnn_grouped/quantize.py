@@ -41,9 +41,9 @@ def quantize(x, format="mxfp8", *, axis="row", norm_const=None, padded_offsets=N
     e4m3 scale: amax/6 * norm_const to nearest, saturating. Source: the OCP MX specification and the API documents'
     SFD equations. ValueError for an unknown format or axis and for another shape, dtype or layout of ``x``.
     """
-    block_format = _block_format(format)
+    chosen = block_format(format)
     tensors = {"x": x, "norm_const": norm_const, "padded_offsets": padded_offsets}
-    return _call("quantize", tensors, {**block_format._asdict(), "axis": axis})
+    return _call("quantize", tensors, {**chosen._asdict(), "axis": axis})
 
 
 def dequantize(data, scales, format="mxfp8", *, axis="row", norm_const=None, padded_offsets=None, dtype=torch.float32):
@@ -60,15 +60,15 @@ def dequantize(data, scales, format="mxfp8", *, axis="row", norm_const=None, pad
 def _dequantize(tensors, format, axis, dtype, names=None):
     """names: the caller's, of arguments that it calls otherwise."""
     name_of = lambda name: (names or {}).get(name, name)  # noqa: E731
-    block_format = _block_format(format)
-    for name, expected in (("data", block_format.dtype), ("scales", block_format.sf_dtype)):
+    chosen = block_format(format)
+    for name, expected in (("data", chosen.dtype), ("scales", chosen.sf_dtype)):
         got = getattr(tensors[name], "dtype", None)
         packed = got == torch.uint8 and expected == torch.float4_e2m1fn_x2
         if got is not None and got != expected and not packed:
             raise ValueError(f"{name_of(name)}: expected dtype {expected} of format {format}, got {got}")
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise ValueError(f"dtype: expected a torch.dtype, got {dtype!r}")
-    options = {"sf_vec_size": block_format.sf_vec_size, "axis": axis, "dtype": dtype}
+    options = {"sf_vec_size": chosen.sf_vec_size, "axis": axis, "dtype": dtype}
     return _call("dequantize", tensors, options, name_of)
 
 
@@ -113,7 +113,7 @@ def _dequantize_weight(b, sfb, format, b_name, sfb_name):
     return values.contiguous() if values.dim() == 2 else values.permute(2, 0, 1).contiguous().permute(1, 2, 0)
 
 
-def _block_format(format):
+def block_format(format):
     if not isinstance(format, str) or format not in FORMATS:
         raise ValueError(f"format: expected one of {', '.join(FORMATS)}, got {format!r}")
     return FORMATS[format]

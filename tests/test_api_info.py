@@ -21,7 +21,15 @@ def test_info(capsys):
     assert report["devices"][0] == {"device": "cpu", "name": "CPU", "capability": None, "engine": "cpu"}
     assert __main__.main(["info"]) == 0
     text = capsys.readouterr().out
-    assert report["version"] in text and report["cuda_library"] in text
+    assert report["version"] in text and report["cuda_library"] in text and "JAX handlers' library: " in text
+
+
+@pytest.mark.parametrize("built", [False, True])
+def test_info_on_the_jax_library(monkeypatch, tmp_path, built):
+    monkeypatch.setattr(library, "JAX_LIBRARY", tmp_path / "libcudnn_grouped_jax.so")
+    if built:
+        library.JAX_LIBRARY.touch()
+    assert __main__.info()["jax_library"] == ("built" if built else "not built")
 
 
 def test_support_page_is_current():

@@ -15,6 +15,7 @@ ALLOWED = {
     "libcudnn_grouped.so": set(),
     "libcudnn_grouped_torch.so": {"libcudnn_grouped.so", "libtorch_cpu.so"},
     "libcudnn_grouped_cuda.so": {"libcudnn_grouped.so"},
+    "libcudnn_grouped_jax.so": {"libcudnn_grouped.so"},
     "_C.*.so": {"libcudnn_grouped.so"},
 }
 RUNTIME = re.compile(r"(libstdc\+\+|libgcc_s|libm|libc|libdl|librt|libpthread|ld-linux[\w-]*)\.so\.\d")

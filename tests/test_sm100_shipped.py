@@ -48,7 +48,7 @@ def test_quantise_and_back(library, format, block, axis, schedule):
     x[3, 7], x[64, 5], x[130] = float("nan"), float("inf"), 0
     norm = torch.tensor([0.75])
     offsets = torch.tensor([256, 256, 512], dtype=torch.int32)
-    experts = dict(padded_offsets=offsets) if axis == "col" else {}
+    experts = {"padded_offsets": offsets} if axis == "col" else {}
     data, scales = cudnn_grouped.quantize(x, format, axis=axis, norm_const=norm, **experts)
     back = cudnn_grouped.dequantize(data, scales, format, axis=axis, norm_const=norm, dtype=torch.bfloat16, **experts)
 

@@ -5,6 +5,7 @@
 #include "../core/engine.h"
 #include "../core/last_error.h"
 #include "../core/support.h"
+#include "named_arguments.h"
 
 namespace py = pybind11;
 
@@ -39,101 +40,48 @@ Tensor tensor_from(py::handle description) {
   return tensor;
 }
 
-std::vector<Tensor> tensors_from(py::dict const& tensors, char const* name) {
-  std::vector<Tensor> result;
-  if (!tensors.contains(name)) return result;
-  py::object const entry = tensors[name];
-  if (entry.is_none()) return result;
-  if (!py::isinstance<py::list>(entry)) return {tensor_from(entry)};
-  for (py::handle item : entry) result.push_back(tensor_from(item));
-  return result;
+void read_tensor(py::object const& given, Tensor& into) { into = tensor_from(given); }
+void read_tensor(py::object const& given, std::vector<Tensor>& into) {
+  if (given.is_none()) return;
+  if (!py::isinstance<py::list>(given)) {
+    into = {tensor_from(given)};
+    return;
+  }
+  for (py::handle item : given) into.push_back(tensor_from(item));
 }
 
-// "dglu", "dglu_out", ...: an operation, and whether its outputs are given.
-Arguments arguments_of(std::string const& operation) {
-  Arguments a;
-  std::string name = operation;
-  if (name.size() > 4 && name.substr(name.size() - 4) == "_out") {
-    a.has_outputs = true;
-    name.resize(name.size() - 4);
+template <class T>
+void read_option(py::object const& given, T& into) {
+  if constexpr (std::is_same_v<T, DType>) {
+    if (!given.is_none()) into = dtype_named(given.cast<std::string>());
+  } else {
+    into = given.cast<T>();
   }
-  for (Operation o :
-       {Operation::dsrelu, Operation::dglu, Operation::dact, Operation::srelu, Operation::glu, Operation::mm}) {
-    if (name != name_of(o)) continue;
-    a.operation = o;
-    if (o == Operation::glu) a.act_func = "swiglu";  // the operator's default
-    return a;
-  }
-  throw py::value_error("operation: expected dsrelu, dglu, dact, srelu, glu or mm, or one with _out, got " + operation);
 }
 
-py::object check(std::string const& operation, py::dict const& tensors, py::dict const& options) {
-  Arguments a = arguments_of(operation);
-  a.values_readable = false;
-  struct Slot {
-    char const* name;
-    Tensor& tensor;
-  };
-  for (Slot const& slot : {Slot{"a", a.a},
-                           Slot{"c", a.c},
-                           Slot{"padded_offsets", a.padded_offsets},
-                           Slot{"alpha", a.alpha},
-                           Slot{"beta", a.beta},
-                           Slot{"prob", a.prob},
-                           Slot{"sfa", a.sfa},
-                           Slot{"norm_const", a.norm_const},
-                           Slot{"b_ptrs", a.b_ptrs},
-                           Slot{"sfb_ptrs", a.sfb_ptrs},
-                           Slot{"bias", a.bias},
-                           Slot{"d", a.d_row},
-                           Slot{"d_row", a.d_row},
-                           Slot{"d_col", a.d_col},
-                           Slot{"dprob", a.dprob},
-                           Slot{"dbias", a.dbias},
-                           Slot{"amax", a.amax},
-                           Slot{"sfd_row", a.sfd_row},
-                           Slot{"sfd_col", a.sfd_col},
-                           Slot{"dprob_workspace", a.dprob_workspace},
-                           Slot{"dbias_workspace", a.dbias_workspace}}) {
-    if (tensors.contains(slot.name)) slot.tensor = tensor_from(tensors[slot.name]);
-  }
-  a.b = tensors_from(tensors, "b");
-  a.sfb = tensors_from(tensors, "sfb");
-  auto read = [&](char const* name, auto& into) {
-    if (!options.contains(name)) return;
-    into = options[name].cast<std::remove_reference_t<decltype(into)>>();
-  };
-  auto read_dtype = [&](char const* name, DType& into) {
-    if (options.contains(name) && !options[name].is_none()) into = dtype_named(options[name].cast<std::string>());
-  };
-  read("n", a.n);
-  read_dtype("b_dtype", a.b_dtype);
-  read("b_major", a.b_major);
-  read_dtype("d_dtype", a.d_dtype);
-  read_dtype("c_dtype", a.c_dtype);
-  read("generate_dbias", a.generate_dbias);
-  read("generate_c", a.generate_c);
-  read("sf_vec_size", a.sf_vec_size);
-  read("discrete_col_sfd", a.discrete_col_sfd);
-  read("deterministic", a.deterministic);
-  read("mma_tiler_mn", a.mma_tiler_mn);
-  read("cluster_shape_mn", a.cluster_shape_mn);
-  read("vector_f32", a.vector_f32);
-  read("use_dynamic_sched", a.use_dynamic_sched);
-  read("c_role", a.c_role);
-  read("tanh_clamp_scale", a.tanh_clamp_scale);
-  read("act_func", a.act_func);
-  read("linear_offset", a.linear_offset);
-  read("geglu_alpha", a.geglu_alpha);
-  read("glu_clamp_max", a.glu_clamp_max);
-  read("glu_clamp_min", a.glu_clamp_min);
-  read("clamp_grad", a.clamp_grad);
-  read("situ_beta1", a.situ_beta1);
-  read("situ_beta2", a.situ_beta2);
-  read("epilogue_op", a.epilogue_op);
-  read("use_single_group_runtime_offsets", a.use_single_group_runtime_offsets);
-  GroupedGemm problem;
-  return as_python(validate(a, problem));
+template <class A>
+std::optional<Error> verdict(A& a) {
+  std::conditional_t<std::is_same_v<A, Arguments>, GroupedGemm,
+                     std::conditional_t<std::is_same_v<A, WeightGradientArguments>, WeightGradient, QuantizeProblem>>
+      problem;
+  return validate(a, problem);
+}
+
+py::object check(std::string const& operation, py::dict const& tensors, py::dict const& options, bool read_values) {
+  std::optional<AnyArguments> arguments = arguments_of(operation);
+  if (!arguments) throw py::value_error(std::string("operation: expected ") + kOperationNames + ", got " + operation);
+  return std::visit(
+      [&](auto& a) {
+        a.values_readable = read_values;
+        each_tensor(a, [&](char const* name, auto& into) {
+          if (tensors.contains(name)) read_tensor(tensors[name], into);
+        });
+        each_option(a, [&](char const* name, auto& into) {
+          if (options.contains(name)) read_option(options[name], into);
+        });
+        return as_python(verdict(a));
+      },
+      *arguments);
 }
 
 std::vector<std::string> names_of(std::vector<DType> const& dtypes) {
@@ -199,8 +147,10 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "take_error", [] { return as_python(take_last_error()); },
       "The last failed check of this thread as (kind, argument, text), or None; cleared by the call.");
-  m.def("check", &check, py::arg("operation"), py::arg("tensors"), py::arg("options"),
-        "Checks arguments by their metadata. Returns None, or (kind, argument, text).");
+  m.def(
+      "check", &check, py::arg("operation"), py::arg("tensors"), py::arg("options"), py::arg("read_values") = false,
+      "Checks arguments by their metadata, and with read_values by the values at their addresses too. Returns None, or "
+      "(kind, argument, text).");
   m.def("engines", &engine_list, "The engines of the loaded libraries.");
   m.def("engine_for", &engine_name, py::arg("device_type"), py::arg("capability") = py::none(),
         "The name of the engine that serves a device, or None.");

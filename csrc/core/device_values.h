@@ -16,6 +16,15 @@ struct DeviceReader {
 };
 CG_API DeviceReader& device_reader();
 
+// While it lives, this thread reads on the given stream and not on the framework's current one: for callers whose
+// runtime hands them a stream.
+class CG_API ReadingStream {
+ public:
+  explicit ReadingStream(void* stream);
+  ~ReadingStream();
+  ReadingStream(ReadingStream const&) = delete;
+};
+
 bool values_are_checked(Device device);
 void read_values(void* to, void const* from, int64_t bytes, Device device);
 

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "engine.h"
 
 namespace cudnn_grouped {
@@ -9,6 +11,7 @@ std::deque<Engine>& registry() {
 }
 
 int (*capability_query)(int) = nullptr;
+void (*device_fill)(void*, uint32_t, int64_t, void*) = nullptr;
 
 std::string built_names() {
   std::string names;
@@ -25,6 +28,7 @@ std::string Device::text() const {
 
 void register_engine(Engine const& engine) { registry().push_back(engine); }
 void register_capability_query(int (*capability)(int)) { capability_query = capability; }
+void register_fill(void (*fill)(void*, uint32_t, int64_t, void*)) { device_fill = fill; }
 std::deque<Engine> const& engines() { return registry(); }
 
 Engine const* engine_for_capability(int capability) {
@@ -49,6 +53,14 @@ Engine const* engine_for(Device device, std::string& why) {
   }
   why = "expected a device that a built engine serves (" + built_names() + "), got " + device.text();
   return nullptr;
+}
+
+void fill(Device device, void* to, uint32_t pattern, int64_t count, Launch const& launch) {
+  if (device.type == Device::Type::cpu) {
+    std::fill_n(static_cast<uint32_t*>(to), count, pattern);
+  } else if (count > 0) {
+    device_fill(to, pattern, count, launch.stream);
+  }
 }
 
 }  // namespace cudnn_grouped

@@ -34,13 +34,19 @@ struct Engine {
   void (*reduce_dbias)(DbiasReduction const&, Launch const&);
 };
 
-// A CUDA library adds its engines when it is loaded, with a function that reads a device's capability.
+// A CUDA library adds its engines when it is loaded, with functions that read a device's capability and fill its memory
+// on a stream.
 CG_API void register_engine(Engine const& engine);
 CG_API void register_capability_query(int (*capability)(int device_index));
+CG_API void register_fill(void (*fill)(void* to, uint32_t pattern, int64_t count, void* stream));
 CG_API std::deque<Engine> const& engines();  // references to them stay valid
 
 // The engine that serves a device, or null and the reason.
 CG_API Engine const* engine_for(Device device, std::string& why);
 CG_API Engine const* engine_for_capability(int capability);
+
+// count copies of a 32-bit pattern, on the stream of the launch: how a caller without a framework's operators clears
+// the accumulators. The device is one that an engine serves.
+CG_API void fill(Device device, void* to, uint32_t pattern, int64_t count, Launch const& launch);
 
 }  // namespace cudnn_grouped

@@ -25,6 +25,7 @@ struct QuantizeProblem {
 
 struct QuantizeArguments {
   bool dequantize = false;
+  bool values_readable = true;  // see Arguments
   std::string axis = "row";
   Tensor x, data, scales, norm_const, padded_offsets;
   DType dtype = DType::none, sf_dtype = DType::none;

@@ -30,6 +30,10 @@ void Validator::required_tensors() {
     need("prob", in.prob);
   }
   if (in.operation == Operation::dglu) need("beta", in.beta);
+  if (in.operation != Operation::dact && (in.c_per_expert || !in.generate_d)) {
+    fail(in.c_per_expert ? "c_per_expert" : "generate_d", "the default with another operator than dact",
+         in.c_per_expert ? "True" : "False");
+  }
   check("padded_offsets", in.padded_offsets).experts();
   out.experts = in.padded_offsets.size[0];
 }
@@ -69,11 +73,12 @@ void Validator::output_formats() {
   if (in.vector_f32 && is_fp8(out.c_dtype)) {
     fail("vector_f32", "False with an FP8 c", "True", "a c of 16 or 32 bits allows it");
   }
-  char const* d_name = in.has_outputs ? (out.forward() ? "d" : "d_row") : "d_dtype";
-  if (in.has_outputs && !in.d_row.present()) fail(d_name, "a tensor", "None");
-  out.d_dtype = in.has_outputs ? in.d_row.dtype : in.d_dtype == DType::none ? DType::bfloat16 : in.d_dtype;
+  bool const d_is_given = in.has_outputs && in.generate_d;
+  char const* d_name = d_is_given ? (out.forward() ? "d" : "d_row") : "d_dtype";
+  if (d_is_given && !in.d_row.present()) fail(d_name, "a tensor", "None");
+  out.d_dtype = d_is_given ? in.d_row.dtype : in.d_dtype == DType::none ? DType::bfloat16 : in.d_dtype;
   if (!contains(row->d, out.d_dtype)) {
-    bool const other = in.has_outputs && out.d_dtype == DType::other;
+    bool const other = d_is_given && out.d_dtype == DType::other;
     fail(d_name, "dtype " + text_of(row->d), other ? in.d_row.dtype_name : text_of(out.d_dtype),
          std::string("what ") + row->name + " operands can give");
   }

@@ -5,7 +5,8 @@ namespace cudnn_grouped {
 void Validator::output_tensors() {
   std::string const symbols = std::string("M, ") + d_symbol();
   char const* d_name = out.forward() ? "d" : "d_row";
-  check(d_name, in.d_row).matrix(out.m, out.d_columns(), symbols);
+  if (!in.generate_d && in.d_row.present()) fail(d_name, "None with generate_d=False", "a tensor");
+  if (in.generate_d) check(d_name, in.d_row).matrix(out.m, out.d_columns(), symbols);
   out.d_row = in.d_row.data;
   if (out.forward() && in.c.present()) {
     check("c", in.c).matrix(out.m, out.c_columns(), std::string("M, ") + c_symbol());

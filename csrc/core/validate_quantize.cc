@@ -31,6 +31,7 @@ void run(QuantizeArguments const& in, QuantizeProblem& out) {
   Tensor const& given = in.dequantize ? in.data : in.x;
   char const* name = in.dequantize ? "data" : "x";
   auto check = [&](char const* n, Tensor const& t) { return TensorCheck(n, t, given.device); };
+  bool const reads_values = in.values_readable && values_are_checked(given.device);
   if (!given.present()) fail(name, "a tensor", "None");
   if (in.axis != "row" && in.axis != "col") fail("axis", "\"row\" or \"col\"", '"' + in.axis + '"');
   out.by_column = in.axis == "col";
@@ -62,7 +63,7 @@ void run(QuantizeArguments const& in, QuantizeProblem& out) {
   if (in.norm_const.present()) {
     check("norm_const", in.norm_const).scalar();
     out.norm_const = in.norm_const.as<float>();
-    if (values_are_checked(given.device)) check_norm_value(out.norm_const, given.device);
+    if (reads_values) check_norm_value(out.norm_const, given.device);
   }
   if (in.padded_offsets.present()) {
     TensorCheck const offsets = check("padded_offsets", in.padded_offsets);
@@ -73,7 +74,7 @@ void run(QuantizeArguments const& in, QuantizeProblem& out) {
     if (out.rows % kRowAlignment) fail(name, "a number of rows that is a multiple of 256", std::to_string(out.rows));
     out.padded_offsets = in.padded_offsets.as<int32_t>();
     out.experts = in.padded_offsets.size[0];
-    if (values_are_checked(given.device)) checked_offset_values(in.padded_offsets, out.rows);
+    if (reads_values) checked_offset_values(in.padded_offsets, out.rows);
   }
   if (in.dequantize) {
     check_scales(check("scales", in.scales), "scales", in.scales, out.scale_rows(), out.scale_blocks(), out.batch);

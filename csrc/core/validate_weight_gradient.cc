@@ -131,6 +131,7 @@ void run(WeightGradientArguments const& in, WeightGradient& out) {
     out.out_dtype = in.out[0].dtype;
     check_memory(in);
   }
+  if (!in.values_readable) return;
   if (values_are_checked(in.a.device)) out.checked_offsets = checked_offset_values(in.padded_offsets, out.tokens);
 }
 

@@ -33,6 +33,7 @@ struct WeightGradient {
 
 struct WeightGradientArguments {
   bool has_outputs = false;
+  bool values_readable = true;  // see Arguments
   Tensor a, b, sfa, sfb, padded_offsets, global_scale_a, global_scale_b;
   int64_t sf_vec_size = 16;
   bool discrete_col_sfd = true;

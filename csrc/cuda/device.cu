@@ -1,10 +1,11 @@
-// Tells the core which compute capability a CUDA device has, so that dispatch can name it. The GPU engines register
-// themselves beside this.
+// What the core asks of a CUDA device: its compute capability, so that dispatch can name it; values for checks; memory
+// filled on a stream. The GPU engines register themselves beside this.
 #include <cuda_runtime.h>
 
 #include "../core/device_values.h"
 #include "../core/engine.h"
 #include "check.h"
+#include "launch.h"
 
 namespace cudnn_grouped::cuda {
 namespace {
@@ -31,8 +32,22 @@ bool read(void* to, void const* from, int64_t bytes, int device_index, void* han
   return readable;
 }
 
+constexpr int kThreads = 256, kMaxBlocks = 1024;
+
+__global__ void __launch_bounds__(kThreads) fill_kernel(uint32_t* to, uint32_t pattern, int64_t count) {
+  int64_t const step = int64_t(gridDim.x) * kThreads;
+  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < count; i += step) to[i] = pattern;
+}
+
+void fill(void* to, uint32_t pattern, int64_t count, void* stream) {
+  int64_t const blocks = ceil_div<int64_t>(count, kThreads);
+  launch(fill_kernel, dim3(unsigned(blocks < kMaxBlocks ? blocks : kMaxBlocks)), dim3(kThreads), 0,
+         static_cast<cudaStream_t>(stream), static_cast<uint32_t*>(to), pattern, count);
+}
+
 bool const registered = [] {
   register_capability_query(capability_of);
+  register_fill(fill);
   device_reader().read = read;
   return true;
 }();

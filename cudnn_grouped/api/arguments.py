@@ -38,13 +38,14 @@ _TYPES = {
     "a torch.dtype": lambda value: isinstance(value, torch.dtype),
     "a pair of ints": lambda value: isinstance(value, (tuple, list)) and len(value) == 2 and all(map(_is_int, value)),
 }
-_OPTION_TYPES = {
+OPTION_TYPES = {
     **dict.fromkeys(("sf_vec_size", "n", "num_experts"), "an int"),
     **dict.fromkeys(("linear_offset", "geglu_alpha", "glu_clamp_max", "glu_clamp_min", "situ_beta1"), "a number"),
     **dict.fromkeys(("situ_beta2", "tanh_clamp_scale"), "a number"),
     **dict.fromkeys(("generate_dbias", "discrete_col_sfd", "deterministic", "vector_f32"), "a bool"),
     **dict.fromkeys(("use_dynamic_sched", "use_single_group_runtime_offsets"), "a bool"),
-    **dict.fromkeys(("generate_c", "generate_amax", "accumulate_on_output"), "a bool"),
+    **dict.fromkeys(("generate_c", "generate_d", "generate_amax", "accumulate_on_output"), "a bool"),
+    "c_per_expert": "a bool",
     **dict.fromkeys(("b_major", "c_role", "act_func", "clamp_grad", "epilogue_op"), "a str"),
     **dict.fromkeys(("output_mode", "input_order"), "a str"),
     **dict.fromkeys(("b_dtype", "c_dtype", "d_dtype", "wgrad_dtype"), "a torch.dtype"),
@@ -79,7 +80,7 @@ def check_constants(constants):
 def check_options(options):
     """ValueError unless each option has the Python type of its parameter."""
     for name, value in options.items():
-        expected = _OPTION_TYPES[name]
+        expected = OPTION_TYPES[name]
         if not (value is None and name in _OPTIONAL) and not _TYPES[expected](value):
             either = "None or " if name in _OPTIONAL else ""
             raise ValueError(f"{name}: expected {either}{expected}, got {value!r}")
@@ -141,6 +142,6 @@ def as_list(value):
 
 
 def _brief(value):
-    if isinstance(value, torch.Tensor):
+    if hasattr(value, "shape"):
         return "a tensor"
     return "a list" if isinstance(value, (list, tuple)) else repr(value)

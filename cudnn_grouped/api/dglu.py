@@ -3,11 +3,9 @@
 import functools
 import warnings
 
-import torch
-
 from .operation import GroupedGemmOperation, run_wrapper
 
-_REQUIRED = ("a", "c", "padded_offsets", "alpha", "beta", "prob")
+REQUIRED = ("a", "c", "padded_offsets", "alpha", "beta", "prob")
 
 
 @functools.cache
@@ -19,11 +17,11 @@ def _warn_value_filter():
     )
 
 
-def _resolve_clamp_grad(options, a):
+def resolve_clamp_grad(options, a):
     """None is the document's filter: "value" for dGeGLU on BF16 operands (warned about once), "mask" everywhere else."""
     if options["clamp_grad"] is not None:
         return options
-    value = options["act_func"] == "dgeglu" and isinstance(a, torch.Tensor) and a.dtype == torch.bfloat16
+    value = options["act_func"] == "dgeglu" and str(getattr(a, "dtype", "")).endswith("bfloat16")
     if value:
         _warn_value_filter()
     return {**options, "clamp_grad": "value" if value else "mask"}
@@ -157,9 +155,9 @@ def grouped_gemm_dglu_wrapper_sm100(
         "epilogue_op": epilogue_op,
         "use_single_group_runtime_offsets": use_single_group_runtime_offsets,
     }
-    options = _resolve_clamp_grad(options, a_tensor)
+    options = resolve_clamp_grad(options, a_tensor)
     constants = {"acc_dtype": acc_dtype, "cd_major": cd_major, "m_aligned": m_aligned}
-    return run_wrapper("dglu", tensors, _REQUIRED, options, constants, dprob_tensor, current_stream)
+    return run_wrapper("dglu", tensors, REQUIRED, options, constants, dprob_tensor, current_stream)
 
 
 class GroupedGemmDgluSm100(GroupedGemmOperation):
@@ -175,7 +173,7 @@ class GroupedGemmDgluSm100(GroupedGemmOperation):
     """
 
     operator = "dglu"
-    required = _REQUIRED
+    required = REQUIRED
 
     def __init__(
         self,
@@ -311,4 +309,4 @@ class GroupedGemmDgluSm100(GroupedGemmOperation):
         self._execute(tensors, current_stream)
 
     def _resolve(self, options):
-        return super()._resolve(_resolve_clamp_grad(options, self._samples["a"]))
+        return super()._resolve(resolve_clamp_grad(options, self._samples["a"]))

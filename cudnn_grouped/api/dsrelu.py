@@ -8,7 +8,7 @@ from .arguments import check_options, check_tensors
 from .operation import GroupedGemmOperation, run_wrapper
 from .stream import launch_stream
 
-_REQUIRED = ("a", "c", "padded_offsets", "alpha", "prob")
+REQUIRED = ("a", "c", "padded_offsets", "alpha", "prob")
 _BLOCK_ROWS = 128  # rows per dbias workspace slot
 
 
@@ -111,7 +111,7 @@ def grouped_gemm_dsrelu_wrapper_sm100(
         "tanh_clamp_scale": tanh_clamp_scale,
     }
     constants = {"acc_dtype": acc_dtype, "cd_major": cd_major, "m_aligned": m_aligned}
-    return run_wrapper("dsrelu", tensors, _REQUIRED, options, constants, dprob_tensor, current_stream)
+    return run_wrapper("dsrelu", tensors, REQUIRED, options, constants, dprob_tensor, current_stream)
 
 
 class GroupedGemmDsreluSm100(GroupedGemmOperation):
@@ -129,7 +129,7 @@ class GroupedGemmDsreluSm100(GroupedGemmOperation):
     """
 
     operator = "dsrelu"
-    required = _REQUIRED
+    required = REQUIRED
 
     def __init__(
         self,

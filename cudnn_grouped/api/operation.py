@@ -4,6 +4,8 @@ Both end in an operator of ``torch.ops.cudnn_grouped`` and so in the one validat
 the layer's own argument names.
 """
 
+import sys
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -35,6 +37,10 @@ def run_wrapper(operator, tensors, required, options, constants, dprob, current_
 
     tensors, options: by the operator's argument names, None where not given. dprob: the caller's accumulator or None.
     """
+    if not torch.compiler.is_compiling() and _has_jax_arrays(tensors):
+        from ..jax.entry_points import run_wrapper as run_on_jax
+
+        return run_on_jax(operator, tensors, required, options, constants, dprob, current_stream)
     check_call({**tensors, "dprob": dprob}, required, options, constants)
     options = {**options, "deterministic": resolve_deterministic(options["deterministic"])}
     with launch_stream(current_stream, tensors["a"].device) as record, translated_errors(call_name):
@@ -50,6 +56,12 @@ def run_wrapper(operator, tensors, required, options, constants, dprob, current_
             result["d_col"] = result["d_row"]
         record(_flat({**tensors, "dprob": dprob}), _flat(result))
     return TupleDict({f"{name}_tensor": output for name, output in result.items()})
+
+
+def _has_jax_arrays(tensors):
+    """Only a program that has imported JAX can have made one."""
+    array = getattr(sys.modules.get("jax"), "Array", None)
+    return array is not None and any(isinstance(one, array) for value in tensors.values() for one in as_list(value))
 
 
 def _accumulate(dprob, new, padded_offsets):
