@@ -140,6 +140,7 @@ def test_more_devices_than_threads():
     code = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
         "import jax, jax.numpy as jnp\n"
+        "jax.config.update('jax_platforms', 'cpu')\n"
         "jax.config.update('jax_num_cpu_devices', 4)\n"
         "from cudnn_grouped.jax import operator\n"
         "mesh, P = jax.make_mesh((4,), ('rows',)), jax.sharding.PartitionSpec('rows')\n"

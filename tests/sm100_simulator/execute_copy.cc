@@ -43,11 +43,13 @@ void check_alignment(u32 shared, u32 multiple) {
     fail("misaligned", "an asynchronous copy at shared address %#x: a multiple of %u", shared, multiple);
 }
 
-// Found on an H200, where another place is an illegal instruction; the documents do not say so.
-void check_place(TensorMap const& map, i32 first) {
-  if (i64(first) * map.element_bits() % 128)
-    fail("misaligned", "a tensor copy at element %d of dimension 0, of %d bits each: a multiple of 16 bytes", first,
+// Found on an H200, where other places are an illegal instruction; the documents do not say so.
+void check_place(TensorMap const& map, std::array<i32, 5> const& at, bool store) {
+  if (i64(at[0]) * map.element_bits() % 128)
+    fail("misaligned", "a tensor copy at element %d of dimension 0, of %d bits each: a multiple of 16 bytes", at[0],
          map.element_bits());
+  for (int i = 0; store && i < map.rank; ++i)
+    if (at[i] < 0) fail("out_of_bounds", "a tensor store at coordinate %d of dimension %d", at[i], i);
 }
 
 // ---- loads. numbers: 0 dimensions (0: bulk), 1 bits: 1 multicast, 2 CTA pair, 4 from shared memory. values:
@@ -99,7 +101,7 @@ Step load(Context& c, Op const& op) {
       std::array<i32, 5> at{};
       for (int i = 0; i < rank; ++i) at[i] = i32(read_lane(c, d.values[7 + i].offset, 4, l));
       bytes = map.box_bytes();
-      check_place(map, at[0]);
+      check_place(map, at, false);
       check_alignment(shared, 128);
       copy = [&m, &cluster, map, at](u32 destination) { load_box(m, cluster, map, destination, at.data()); };
     } else {
@@ -155,7 +157,7 @@ Step store(Context& c, Op const& op) {
       std::array<i32, 5> at{};
       for (int i = 0; i < rank; ++i) at[i] = i32(read_lane(c, d.values[5 + i].offset, 4, l));
       bytes = map.box_bytes();
-      check_place(map, at[0]);
+      check_place(map, at, true);
       check_alignment(shared, 128);
       gather = [&cluster, map, shared] { return gather_box(cluster, map, shared); };
       write = [&m, map, at, function](std::vector<u8> const& data) { write_box(m, map, at.data(), data, function); };

@@ -180,7 +180,8 @@ __global__ void __cluster_dims__(2) loads(LoadParams const __grid_constant__ p) 
   cute::cluster_sync();
 }
 
-// Tensor stores and reductions of one staged box into tensors of their own, over their edges.
+// Tensor stores and reductions of one staged box into tensors of their own, over their far edges: a store at a negative
+// coordinate is an illegal instruction to an H200.
 constexpr int kStores = 8;
 #define REDUCE(op, map, x, y)                                          \
   asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta." op \
@@ -201,12 +202,12 @@ __global__ void stores(StoreParams const __grid_constant__ p, uint32_t const* in
   __syncthreads();
   if (i == 0) {
     cute::SM90_TMA_STORE_2D::copy(&p.maps[0], box, 4, 2);
-    cute::SM90_TMA_STORE_2D::copy(&p.maps[1], box, 12, -3);
-    REDUCE("add", &p.maps[2], -4, 7)
+    cute::SM90_TMA_STORE_2D::copy(&p.maps[1], box, 12, 5);
+    REDUCE("add", &p.maps[2], 8, 7)
     REDUCE("min", &p.maps[3], 4, 1)
     REDUCE("max", &p.maps[4], 4, 1)
     REDUCE("and", &p.maps[5], 8, 6)
-    REDUCE("xor", &p.maps[6], -4, -2)
+    REDUCE("xor", &p.maps[6], 12, 10)
     cute::SM90_TMA_REDUCE_ADD_2D::copy(&p.maps[7], floats, 4, 3);
     cute::tma_store_arrive();
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
