@@ -1,11 +1,16 @@
 """The SM100 simulator as a whole: a small GEMM is right under every schedule, and planted bugs in it are caught by the
 check that should catch them. What SM90 has too is compared with what a GPU computed."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import sm100_cases
+import sm100_simulator
 from sm100_simulator import SimulationError, Simulator, compile_kernels
 from sm100_simulator.kernels import record_sm90, sm100_mutants
+from sm100_simulator.report import issue_slots
 
 pytestmark = sm100_cases.needs_nvcc
 
@@ -36,6 +41,35 @@ def test_small_gemm_adversarial(small_gemm, seed):
 def test_small_gemm_shapes(small_gemm, shape):
     problem = sm100_cases.SmallGemm(*shape, seed=1)
     assert problem.mismatches(Simulator(schedule="adversarial", seed=11, sms=4), small_gemm) == 0
+
+
+def test_report(small_gemm):
+    """Counts that follow from the problem: 256 x 128 tiles of CTA pairs, K in steps of 32."""
+    simulator = Simulator(sms=4)
+    assert SMALL_GEMM.mismatches(simulator, small_gemm) == 0
+    (kernel,) = simulator.report().values()
+    pairs = SMALL_GEMM.m // 256 * (SMALL_GEMM.n // 128)
+    tiles, k = 2 * pairs, SMALL_GEMM.k
+    assert kernel["multiplications"] == pairs * k // 32
+    assert kernel["multiply_cycles"] == tiles * 128 * 128 * k / 8192
+    assert kernel["load_bytes"] == tiles * (128 * k + 64 * k + 2 * 128 * k // 32)
+    assert kernel["instructions"] == sum(sum(w["classes"].values()) for w in kernel["warps"])
+    assert all(sum(w["classes"].values()) == sum(w["opcodes"].values()) for w in kernel["warps"])
+    commits = sum(n for w in kernel["warps"] for name, n in w["opcodes"].items() if name.startswith("tcgen05.commit"))
+    assert commits == pairs * (k // 128 + 1)  # a stage each, and the accumulators
+    slots = issue_slots(kernel, tiles)
+    assert sum(slots) * tiles == pytest.approx(kernel["instructions"])
+    text = simulator.table(roles={"epilogue": range(4), "multiply": [4], "load": [5]}, tiles=tiles)
+    assert f"{128 * 128 * k // 8192} tensor-core cycles" in text and "epilogue" in text
+
+
+def test_documented_categories():
+    """The page's table has every category that a check can raise, and no other."""
+    sources = "".join(path.read_text() for path in Path(sm100_simulator.__file__).parent.glob("*.cc"))
+    raised = set(re.findall(r'(?:fail|Failure)\("(\w+)"', sources)) - {"internal"}
+    page = (Path(__file__).resolve().parent.parent / "docs" / "sm100_simulator.md").read_text()
+    rows = re.findall(r"^\| (`[^|]*) \|", page, flags=re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == raised
 
 
 def verdict(library, function: str, seed: int) -> str | None:

@@ -151,7 +151,7 @@ struct Event {
 struct Traffic {
   u64 loads = 0, load_bytes = 0, stores = 0, store_bytes = 0, reductions = 0, reduction_bytes = 0;
   u64 multiplications = 0;
-  double multiply_cycles = 0;  // of the tensor core of one SM
+  double multiply_cycles = 0;  // of tensor cores, summed over the SMs
   u64 instructions = 0, clusters = 0, slices = 0;
 };
 

@@ -360,7 +360,7 @@ std::function<void()> prepare_multiply(Context& c, Multiply const& x) {
                       : x.kind == MultiplyKind::kF16 ? 4096
                       : fp4_only(x.kind)             ? 16384
                                                      : 8192;
-  traffic.multiply_cycles += double(rows) * i.n * element_k(x.kind) / rate;
+  traffic.multiply_cycles += x.ctas * (double(rows) * i.n * element_k(x.kind) / rate);
   return [&cluster, work] { compute(cluster, *work); };
 }
 

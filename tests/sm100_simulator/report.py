@@ -20,8 +20,8 @@ def roles_of(kernel, roles):
 
 
 def issue_slots(kernel, tiles=None):
-    """Instructions that each sub-partition issues in one SM, on average over the SMs of a cluster (per tile of one CTA)."""
-    share = kernel["cluster"] * (tiles or 1)
+    """Instructions that each sub-partition of an SM issues for one tile, or without `tiles` for one CTA."""
+    share = tiles or kernel["clusters"] * kernel["cluster"]
     slots = [0.0] * SUB_PARTITIONS
     for w in kernel["warps"]:
         slots[w["warp"] % SUB_PARTITIONS] += sum(w["classes"].values()) / share
@@ -29,8 +29,9 @@ def issue_slots(kernel, tiles=None):
 
 
 def table(report, roles=None, tiles=None):
-    """report: Simulator.report(). roles: {name: warp numbers}. tiles: output tiles of one CTA that the run computed in all;
-    the counts are then per tile. PTX instructions are counted: what ptxas makes of them differs by some per cent."""
+    """report: Simulator.report(). roles: {name: warp numbers}. tiles: how many tiles of one CTA the run computed (a CTA pair
+    computes two at a time); the counts are then per tile, and the issue slots stand against the tensor-core cycles that they
+    must hide under. PTX instructions are counted: what ptxas makes of them differs by some per cent."""
     lines = []
     for name, kernel in report.items():
         per = f" per tile ({tiles} tiles)" if tiles else ""
@@ -52,6 +53,6 @@ def table(report, roles=None, tiles=None):
         if kernel["multiplications"]:
             cycles = kernel["multiply_cycles"] * scale
             lines += [
-                f"  multiplications: {kernel['multiplications'] * scale:.1f}, {cycles:.0f} tensor-core cycles of an SM"
+                f"  multiplications: {kernel['multiplications'] * scale:.1f}, {cycles:.0f} tensor-core cycles"
             ]
     return "\n".join(lines)

@@ -89,6 +89,8 @@ void Session::launch(LoadedKernel& kernel, u32 const (&grid)[3], u32 const (&blo
   u32 const threads = block[0] * block[1] * block[2], size = l.cluster[0] * l.cluster[1] * l.cluster[2];
   u32 const allowed = k.max_threads[0] ? k.max_threads[0] * k.max_threads[1] * k.max_threads[2] : 1024;
   if (threads > 1024 || threads > allowed) bad("%u threads a CTA: at most %u", threads, std::min(allowed, 1024u));
+  if (k.max_registers * threads > 65536)
+    bad("%u threads of %u registers: at most 65536 a CTA", threads, k.max_registers);
   if (size > (kernel.large_clusters ? 16u : 8u))
     bad("a cluster of %u CTAs: at most %u", size, kernel.large_clusters ? 16u : 8u);
   if (dynamic_shared + program.shared_bytes > kMaxShared)
