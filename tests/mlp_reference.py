@@ -126,16 +126,18 @@ class Pipeline:
         self.recipe, self.experts = recipe, experts
 
     def norm(self, amax):
-        """The tensor's factor: two FP32 roundings, as torch divides a number by a tensor."""
-        one, largest = np.float32(1), np.float32(6 * 448)
-        return float(one / np.float32(amax) * largest) if self.recipe == "nvfp4" and amax > 0 else 1.0
+        """The tensor's factor: the largest power of four that keeps powers of two above amax within 2^11."""
+        if self.recipe != "nvfp4" or amax <= 0:
+            return 1.0
+        above = np.frexp(np.float32(amax))[1]  # amax < 2^above
+        return 4.0 ** min((11 - above) // 2, 63)
 
     def rows(self, x: Bounded) -> Bounded:
         if self.recipe == "bf16":
             return x
         owned = slice(0, self.experts.offsets[-1])
         amax, worst = x.value[owned].abs().max().item(), x.reach[owned].max().item()
-        assert self.recipe != "nvfp4" or amax == worst, "the tensor's factor depends on rounding: choose other data"
+        assert self.norm(amax) == self.norm(worst), "the tensor's factor depends on rounding: choose other data"
         return quantized(x, self.recipe, norm=self.norm(amax))
 
     def tokens(self, x: Bounded) -> Bounded:

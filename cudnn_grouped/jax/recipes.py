@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from .operators import operator, quantize
 
@@ -96,9 +97,10 @@ class NVFP4(BF16):
 
     @staticmethod
     def _norm(amax):
-        largest = 6.0 * 448.0  # of e2m1 data and of e4m3 scales
-        factor = (1.0 / amax.astype(jnp.float32)) * largest  # torch divides a number by a tensor this way: same bits
-        return jnp.where(amax > 0, jnp.minimum(factor, 2.0**126), jnp.float32(1.0)).reshape(1)
+        """As nn.recipes has it: a power of four."""
+        exponent = (lax.bitcast_convert_type(amax.astype(jnp.float32), jnp.int32) >> 23) - 127
+        power = jnp.minimum(((10 - exponent) >> 1) << 1, 126)
+        return jnp.where(amax > 0, _power_of_two(power), jnp.float32(1.0)).reshape(1)
 
     @staticmethod
     def _magnitude(x):
@@ -137,8 +139,17 @@ def _alpha_of(a, b, padded_offsets, squared):
     alpha = jnp.ones(padded_offsets.shape, jnp.float32)
     if a.norm is None:
         return alpha
-    scale = (1.0 / a.norm) * (1.0 / b.norm)  # the product of the factors may overflow
-    return alpha * (jnp.sqrt(scale) if squared else scale)
+    return alpha * (_inverse(a.norm, squared) * _inverse(b.norm, squared))
+
+
+def _power_of_two(exponent):
+    return lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
+
+
+def _inverse(norm, root):
+    """1 / norm, or its square root: exact, norm being a power of four."""
+    exponent = 127 - (lax.bitcast_convert_type(norm, jnp.int32) >> 23)
+    return _power_of_two(exponent >> 1 if root else exponent)
 
 
 def weight_gradient(a, b, padded_offsets, dtype):

@@ -17,6 +17,17 @@ def plain(x):
     return x.float() if x.dtype == torch.float64 else x
 
 
+def _power_of_two(exponent):
+    """2^exponent as float32, of int32 from -126 to 127."""
+    return ((exponent + 127) << 23).view(torch.float32)
+
+
+def _inverse(norm, root):
+    """1 / norm, or its square root: exact, norm being a power of four."""
+    exponent = 127 - (norm.view(torch.int32) >> 23)
+    return _power_of_two(exponent >> 1 if root else exponent)
+
+
 class Operand(NamedTuple):
     """A GEMM operand: data, scale factors or None, and the factor its values were multiplied by, or None."""
 
@@ -96,8 +107,11 @@ class NVFP4(BF16):
 
     @staticmethod
     def _norm(amax):
-        largest = 6.0 * 448.0  # of e2m1 data and of e4m3 scales
-        return torch.where(amax > 0, (largest / amax.float()).clamp(max=2.0**126), 1.0).view(1)
+        """The largest power of four with amax * norm < 2048: within 6 * 448, the largest of e2m1 data and e4m3 scales. Its
+        inverse and the root of that are exact, and every backend has the same bits of them."""
+        exponent = (amax.float().view(torch.int32) >> 23) - 127
+        power = (((10 - exponent) >> 1) << 1).clamp(max=126)
+        return torch.where(amax > 0, _power_of_two(power), 1.0).view(1)
 
     @staticmethod
     def _magnitude(x):
@@ -134,8 +148,7 @@ def alpha_of(a, b, padded_offsets, squared=False):
     """(L,) float32 that undoes the operands' factors, or its root where the operator squares it; None without factors."""
     if a.norm is None:
         return None
-    scale = (1.0 / a.norm) * (1.0 / b.norm)  # the product of the factors may overflow
-    return ones_of(padded_offsets) * (scale.sqrt() if squared else scale)
+    return ones_of(padded_offsets) * (_inverse(a.norm, squared) * _inverse(b.norm, squared))
 
 
 def ones_of(padded_offsets):
