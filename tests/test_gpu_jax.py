@@ -66,9 +66,11 @@ def test_bits_of_the_torch_operator(case, device):
             assert_same(got, want)
 
 
-@pytest.mark.parametrize("recipe, activation", [("bf16", "swiglu"), ("bf16", "srelu"), ("mxfp8", "geglu")])
+@pytest.mark.parametrize(
+    "recipe, activation",
+    [("bf16", "swiglu"), ("bf16", "srelu"), ("mxfp8", "geglu"), ("nvfp4", "swiglu"), ("nvfp4", "srelu")],
+)
 def test_bits_of_grouped_mlp(recipe, activation, device):
-    """Not nvfp4: XLA's division on a GPU is not torch's, so the factors of a tensor may differ in their last bit."""
     torch.manual_seed(0)
     layer = GroupedMLP(3, 256, 128, activation=activation, recipe=recipe, bias=True, device=DEVICE)
     offsets = torch.tensor([256, 256, 768], dtype=torch.int32, device=DEVICE)
