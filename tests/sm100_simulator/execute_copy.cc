@@ -6,8 +6,6 @@
 namespace simulator {
 namespace {
 
-Details const& details(Context const& c, Op const& op) { return c.machine.launch->program->details[op.immediate]; }
-
 // A memory operand: its value, then its displacement.
 struct Address {
   Value value;
@@ -74,7 +72,7 @@ void start_load(Context& c, u32 shared, u32 bytes, u32 barrier, std::function<vo
   m.later([&m, &cluster, &cta, shared, bytes, barrier, copy] {
     copy(shared);
     Mbarrier& b = cluster.mbarrier(barrier);
-    cta.shadow.end_async_write(shared & kOffsetMask, bytes, Stamp(b.agent, u32(b.completed) + 1));
+    cta.shadow.end_async_write(shared & kOffsetMask, bytes, Stamp(b.agent, b.first_epoch + u32(b.completed) + 1));
     --cta.copies_in_flight;
     mbarrier_complete_bytes(m, b, bytes);
   });
@@ -88,6 +86,7 @@ Step load(Context& c, Op const& op) {
   for (int l = 0; l < kLanes; ++l) {
     if (!(c.mask >> l & 1)) continue;
     u32 const shared = to.shared(c, l), barrier = bar.shared(c, l);
+    c.cluster.owner(shared, 1, "an asynchronous copy");
     u32 const ranks =
         multicast ? u32(read_lane(c, d.values[6].offset, d.values[6].size, l)) & 0xffff : 1u << (shared >> kRankShift);
     if (ranks >> c.cluster.ctas.size())
@@ -236,8 +235,6 @@ Step wait_group(Context& c, Op const& op) {  // immediate: how many may remain; 
   }
   return Step::kNext;
 }
-
-Step nothing(Context&, Op const&) { return Step::kNext; }
 
 // ---- tensor maps
 

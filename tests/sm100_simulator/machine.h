@@ -31,8 +31,9 @@ struct LaneGroup {  // lanes of a warp that are at the same instruction
 struct Mbarrier {
   u32 address, agent;
   u32 expected, pending;
-  i64 bytes = 0;      // transaction count
-  u64 completed = 0;  // phases
+  i64 bytes = 0;        // transaction count
+  u64 completed = 0;    // phases
+  u32 first_epoch = 0;  // of its agent, which an earlier mbarrier may have had
   Clock gathering, done;
   Stamp initialised;
 };
@@ -54,14 +55,17 @@ struct Warp {
   std::vector<u32> written;  // a mask of lanes for every register
   std::vector<LaneGroup> groups;
   u32 exited = 0;
+  u32 divided = 0;  // slices since its lanes last met
   Clock clock;
-  Clock fence;  // what the last thread fence covered: what a relaxed arrival releases
+  Clock fence;     // what the last thread fence covered: what a relaxed arrival or store releases
+  Clock observed;  // what relaxed loads have found released: a thread fence acquires it
   std::vector<u32> counts;
   std::vector<u8> local;
 
   // What a blocked warp waits for, for the scheduler and the report of a deadlock.
   u32 waits_on = 0;         // an mbarrier's address
   u64 waits_since = 0;      // its phase count when the wait began
+  u32 waits_at = 0;         // the instruction
   bool timed_out = false;   // a try_wait may give up
   i64 bar_generation = -1;  // of the named barrier that it arrived at
   i64 cluster_arrived = -1;
@@ -99,6 +103,7 @@ struct Cta {
   TensorMemory tensor;
   std::array<NamedBarrier, 16> barriers;
   std::unordered_map<u32, std::unique_ptr<Mbarrier>> mbarriers;
+  std::unordered_map<u32, Clock> flags;  // what was released through a word of shared memory
   u32 tensor_agent = 0, tensor_epoch = 1;
   u64 tensor_due = 0;  // the tensor core's queue is in order
   u32 live_warps = 0;
@@ -114,10 +119,11 @@ struct Cluster {
   i64 generation = 0;
   Clock gathering, done;
   u32 next_agent = 0, agents = 0;
+  std::vector<std::pair<u32, u32>> free_agents;  // of mbarriers that are no more, and the epoch to go on with
   std::vector<std::string> agent_names;
 
-  Cta& owner(u32 address, u32 bytes, char const* what);  // checks bounds and that the CTA is alive
-  u8* pointer(u32 address, u32 bytes, char const* what) {
+  Cta& owner(u32 address, u64 bytes, char const* what);  // checks bounds and that the CTA is alive
+  u8* pointer(u32 address, u64 bytes, char const* what) {
     return &owner(address, bytes, what).shared[address & kOffsetMask];
   }
   Mbarrier& mbarrier(u32 address);
@@ -208,6 +214,7 @@ class Machine {
   std::vector<std::vector<u64>> counts;  // executions of each instruction by each warp of a cluster
   std::map<u64, u64> maps_written;       // tensor maps that this launch has written, and when
   u64 map_time = 0;
+  bool slept = false;                  // a warp has executed nanosleep
   u32 next_cluster = 0, clusters = 0;  // of the grid
   u64 now = 0;
 
@@ -216,7 +223,7 @@ class Machine {
  private:
   void start_cluster();
   void start_warp(Cta& cta, u32 index);
-  void run_slice(Cluster& cluster, Warp& warp, int quantum);
+  bool run_slice(Cluster& cluster, Warp& warp, int quantum);  // true: it could have gone on
   void retire(Cluster& cluster);
   void deliver(bool all);
   void report_deadlock();
@@ -269,6 +276,12 @@ struct Context {
 };
 
 u64 read_lane(Context const& c, u32 offset, int size, int lane);
+inline Details const& details(Context const& c, Op const& op) {
+  return c.machine.launch->program->details[op.immediate];
+}
+// Swizzles of 32, 64 and 128 bytes (modes 1 to 3; 0: none), of the copy unit and of the tensor core alike: units of 16
+// bytes change places by the number of their row of 128 bytes.
+inline u32 swizzled(u32 address, int mode) { return address ^ ((address >> 7 & ((1u << mode) - 1)) << 4); }
 std::string describe_agent(Cluster const& cluster, Stamp stamp);
 
 // mbarrier.cc
@@ -280,5 +293,8 @@ bool mbarrier_poll(Context& c, Mbarrier& b, u32 parity);
 // execute_barrier.cc
 void finish_cluster_barrier(Cluster& cluster);
 void finish_named_barriers(Cta& cta);
+// A warp's access to the word at `offset` by an atomic or by a load or store that synchronises.
+void acquire_flag(Cta& cta, Warp& w, u32 offset, bool acquires);
+void release_flag(Cta& cta, Warp& w, u32 offset, bool releases);
 
 }  // namespace simulator
