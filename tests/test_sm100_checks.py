@@ -32,6 +32,7 @@ CAUGHT = {
     "load_misaligned": "misaligned",
     "load_beyond_shared": "out_of_bounds",
     "load_beyond_global": "out_of_bounds",
+    "copy_overtaken": {"race", "in_flight"},
     "store_without_proxy_fence": "proxy",
     "store_without_wait": "in_flight",
     "stores_miscounted": "in_flight",
@@ -50,6 +51,7 @@ CAUGHT = {
     "trap": "trap",
     "unknown_opcode": "unsupported",
     "calls": "unsupported",
+    "memset_beyond": "out_of_bounds",
     "too_many_threads": "launch",
     "threads_that_wrap": "launch",
     "too_large_a_grid": "launch",
@@ -78,6 +80,7 @@ CORRECT = {
     "alternating_consumers": np.arange(12),
     "abandoned_poll": None,
     "load_complete": None,
+    "copy_within_shared": THREAD % 64,
     "store_complete": THREAD,
     "store_fence_by_reader": THREAD,
     "stores_by_lanes": np.concatenate([THREAD, THREAD + 1, THREAD + 2]),
@@ -179,6 +182,22 @@ def test_a_view_keeps_its_memory():
     view = Simulator().array(np.arange(1000)).numpy()
     gc.collect()
     assert np.array_equal(view, np.arange(1000))
+
+
+def test_arrays_of_any_shape():
+    simulator = Simulator()
+    for shape in [(), (0,), (2, 0, 3), (1, 2, 3)]:
+        assert simulator.zeros(shape, np.float32).numpy().size == np.zeros(shape).size
+
+
+def test_a_range_within_another(library):
+    simulator = Simulator()
+    out = simulator.zeros(4096, np.uint32)
+    simulator.register(out.pointer + 64, 64)
+    sm100_cases.run(simulator, library, "store_complete", out)
+    simulator.unregister(out.pointer + 64)
+    sm100_cases.run(simulator, library, "prints", out)
+    assert np.array_equal(out.numpy()[:128], CORRECT["prints"])
 
 
 def test_a_failure_is_told_once(library):

@@ -72,7 +72,7 @@ void start_load(Context& c, u32 shared, u32 bytes, u32 barrier, std::function<vo
   m.later([&m, &cluster, &cta, shared, bytes, barrier, copy] {
     copy(shared);
     Mbarrier& b = cluster.mbarrier(barrier);
-    cta.shadow.end_async_write(shared & kOffsetMask, bytes, Stamp(b.agent, b.first_epoch + u32(b.completed) + 1));
+    cta.shadow.end_async_write(shared & kOffsetMask, bytes, b.next_completion());
     --cta.copies_in_flight;
     mbarrier_complete_bytes(m, b, bytes);
   });
@@ -111,10 +111,12 @@ Step load(Context& c, Op const& op) {
         fail("misaligned", "a bulk copy of %u bytes from %#llx: multiples of 16", bytes, (unsigned long long)source);
       if (from_shared) {
         Cta& owner = cluster.owner(u32(source), bytes, "a bulk copy");
-        owner.shadow.async_read(cluster, c.warp, owner.rank, u32(source) & kOffsetMask, bytes, Stamp());
-        copy = [&cluster, source, bytes](u32 destination) {
-          memmove(cluster.pointer(destination, bytes, "a bulk copy"),
-                  cluster.pointer(u32(source), bytes, "a bulk copy"), bytes);
+        owner.shadow.begin_bulk_read(cluster, c.warp, owner.rank, u32(source) & kOffsetMask, bytes);
+        copy = [&cluster, source, bytes, barrier](u32 destination) {
+          Cta& owner = cluster.owner(u32(source), bytes, "a bulk copy");
+          u32 const offset = u32(source) & kOffsetMask;
+          memmove(cluster.pointer(destination, bytes, "a bulk copy"), &owner.shared[offset], bytes);
+          owner.shadow.end_bulk_read(offset, bytes, cluster.mbarrier(barrier).next_completion());
         };
       } else {
         copy = [&m, &cluster, source, bytes](u32 destination) {

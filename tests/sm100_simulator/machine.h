@@ -36,6 +36,9 @@ struct Mbarrier {
   u32 first_epoch = 0;  // of its agent, which an earlier mbarrier may have had
   Clock gathering, done;
   Stamp initialised;
+
+  // Of work that the present phase reports.
+  Stamp next_completion() const { return Stamp(agent, first_epoch + u32(completed) + 1); }
 };
 
 struct BulkGroup {  // bulk stores of one thread, committed together

@@ -15,14 +15,16 @@ void GlobalMemory::remove(u64 begin) {
 
 bool GlobalMemory::contains(u64 address, u64 bytes) const {
   if (address >= begin_ && address + bytes <= end_) return true;
-  auto after = ranges_.upper_bound(address);
-  if (after == ranges_.begin()) return false;
-  auto const& [begin, range] = *std::prev(after);
-  if (address + bytes > range.end || address + bytes < address) return false;
-  begin_ = begin;
-  end_ = range.end;
-  writable_ = range.writable;
-  return true;
+  // Ranges may lie within others: the innermost comes first.
+  for (auto after = ranges_.upper_bound(address); after != ranges_.begin(); --after) {
+    auto const& [begin, range] = *std::prev(after);
+    if (address + bytes > range.end || address + bytes < address) continue;
+    begin_ = begin;
+    end_ = range.end;
+    writable_ = range.writable;
+    return true;
+  }
+  return false;
 }
 
 u8* GlobalMemory::check(u64 address, u64 bytes, bool write, char const* what) const {

@@ -310,16 +310,24 @@ cudaError_t cudaMalloc(void** p, size_t bytes) {
 cudaError_t cudaMallocAsync(void** p, size_t bytes, cudaStream_t) { return cudaMalloc(p, bytes); }
 cudaError_t cudaFree(void* p) { return result(active() && active()->release(p) ? cudaSuccess : cudaErrorInvalidValue); }
 cudaError_t cudaFreeAsync(void* p, cudaStream_t) { return cudaFree(p); }
-cudaError_t cudaMemcpy(void* to, void const* from, size_t bytes, cudaMemcpyKind) {
-  return memmove(to, from, bytes), cudaSuccess;
+cudaError_t cudaMemcpy(void* to, void const* from, size_t bytes, cudaMemcpyKind kind) {
+  return guarded([&](Session& s) {
+    bool const to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice,
+               from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+    if (bytes && to_device) s.machine.memory.check(u64(to), bytes, true, "cudaMemcpy");
+    if (bytes && from_device) s.machine.memory.check(u64(from), bytes, false, "cudaMemcpy");
+    memmove(to, from, bytes);
+  });
 }
-cudaError_t cudaMemcpyAsync(void* to, void const* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
-  return memmove(to, from, bytes), cudaSuccess;
+cudaError_t cudaMemcpyAsync(void* to, void const* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
+  return cudaMemcpy(to, from, bytes, kind);
 }
-cudaError_t cudaMemset(void* p, int value, size_t bytes) { return memset(p, value, bytes), cudaSuccess; }
-cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t) {
-  return memset(p, value, bytes), cudaSuccess;
+cudaError_t cudaMemset(void* p, int value, size_t bytes) {
+  return guarded([&](Session& s) {
+    if (bytes) memset(s.machine.memory.check(u64(p), bytes, true, "cudaMemset"), value, bytes);
+  });
 }
+cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t) { return cudaMemset(p, value, bytes); }
 
 // ---- the driver's tensor-map encoder
 

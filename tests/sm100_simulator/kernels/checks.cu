@@ -381,6 +381,29 @@ CHECK(load_at_exit) {
     bulk_load(s, out, 256, &b);
   }
 }
+// From shared to shared memory; then the source is written again.
+template <bool kWaits>
+__device__ void copy_within(uint32_t* out) {
+  __shared__ alignas(128) uint32_t s[2][64];
+  __shared__ uint64_t b;
+  if (threadIdx.x < 64) s[0][threadIdx.x] = threadIdx.x;
+  fence_proxy();
+  if (threadIdx.x == 0) init(&b, 1);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    expect(&b, 256);
+    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], 256, [%2];" ::"r"(
+                     address(s[1])),
+                 "r"(address(s[0])), "r"(address(&b))
+                 : "memory");
+  }
+  if (kWaits) wait(&b, 0);
+  if (threadIdx.x < 64) s[0][threadIdx.x] = 0;
+  wait(&b, 0);
+  out[threadIdx.x] = s[1][threadIdx.x % 64];
+}
+CHECK(copy_within_shared) { copy_within<true>(out); }
+CHECK(copy_overtaken) { copy_within<false>(out); }
 template <bool kFence, bool kWaits>
 __device__ void copy_out(uint32_t* out) {
   __shared__ alignas(128) uint32_t s[128];
@@ -593,6 +616,7 @@ extern "C" int three_dimensions(uint32_t* out) {
   three_dimensions_kernel<<<dim3(4, 2, 4), dim3(5, 4, 3)>>>(out);
   return cudaGetLastError();
 }
+extern "C" int memset_beyond(uint32_t* out) { return cudaMemset(out, 0, 4 * 4096 + 1); }
 KERNEL(too_many_threads, (1), (1, 1, 65), 0) { out[0] = 1; }
 KERNEL(too_large_a_grid, (1, 65536), (32), 0) { out[0] = 1; }
 KERNEL(too_much_shared, (1), (32), 49153) { out[0] = 1; }
