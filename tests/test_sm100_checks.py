@@ -19,6 +19,7 @@ CAUGHT = {
     "flag_without_fence": "race",
     "uninitialised_shared": "uninitialised",
     "uninitialised_register": "uninitialised",
+    "named_barrier_of_others": {"race", "uninitialised"},
     "named_barrier_counts": "barrier",
     "named_barrier_odd_count": "barrier",
     "named_barrier_alone": "deadlock",
@@ -182,6 +183,14 @@ def test_a_view_keeps_its_memory():
     view = Simulator().array(np.arange(1000)).numpy()
     gc.collect()
     assert np.array_equal(view, np.arange(1000))
+
+
+def test_devices_have_limits_of_their_own(library):
+    simulator = Simulator()
+    run(library, "allow_shared", simulator)
+    run(library, "too_much_shared", simulator)
+    with pytest.raises(SimulationError):
+        run(library, "too_much_shared", Simulator())
 
 
 def test_arrays_of_any_shape():

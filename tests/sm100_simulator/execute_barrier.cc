@@ -10,6 +10,15 @@ void release(Warp& w, Clock& into) {
   w.next_epoch();
 }
 
+// The next to meet there are ordered by what they bring, not by those who met before.
+void complete(NamedBarrier& b) {
+  b.arrived = 0;
+  b.result = b.votes;
+  b.done = b.gathering;
+  b.gathering.resize(b.done.seen.size());
+  ++b.generation;
+}
+
 // ---- bar, barrier. numbers: 0 sync 1 arrive 2 red, 0 popc 1 and 2 or; in: barrier, threads, predicate
 
 Step named_barrier(Context& c, Op const& op) {
@@ -45,12 +54,7 @@ Step named_barrier(Context& c, Op const& op) {
     ++c.machine.progress;
     u32 const needed = threads ? threads : c.cta.live_warps * kLanes;
     if (b.arrived > needed) fail("barrier", "%u threads at barrier %u, which expects %u", b.arrived, id, needed);
-    if (b.arrived == needed) {
-      b.arrived = 0;
-      b.result = b.votes;
-      b.done = b.gathering;
-      ++b.generation;
-    }
+    if (b.arrived == needed) complete(b);
   }
   if (mode == 1) {
     w.bar_generation = -1;
@@ -294,10 +298,7 @@ void finish_cluster_barrier(Cluster& cluster) {
 void finish_named_barriers(Cta& cta) {
   for (NamedBarrier& b : cta.barriers) {
     if (b.arrived == 0 || b.needed != 0 || b.arrived != cta.live_warps * kLanes) continue;
-    b.arrived = 0;
-    b.result = b.votes;
-    b.done = b.gathering;
-    ++b.generation;
+    complete(b);
   }
 }
 

@@ -236,14 +236,14 @@ cudaError_t cudaLaunchKernelExC(cudaLaunchConfig_t const* config, void const* fu
   return launch(function, config->gridDim, config->blockDim, cluster, config->dynamicSmemBytes, arguments);
 }
 cudaError_t cudaFuncSetAttribute(void const* function, cudaFuncAttribute a, int value) {
-  return guarded([&](Session&) {
-    LoadedKernel& k = find_kernel(function);
+  return guarded([&](Session& s) {
+    KernelLimits& limits = s.limits[&find_kernel(function)];
     if (a == cudaFuncAttributeMaxDynamicSharedMemorySize) {
       if (value < 0 || value > int(kMaxShared))
         fail("launch", "cudaFuncAttributeMaxDynamicSharedMemorySize of %d: at most %u", value, kMaxShared);
-      k.max_dynamic_shared = u32(value);
+      limits.dynamic_shared = u32(value);
     } else if (a == cudaFuncAttributeNonPortableClusterSizeAllowed) {
-      k.large_clusters = value;
+      limits.large_clusters = value;
     }
   });
 }

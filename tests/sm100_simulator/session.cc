@@ -47,6 +47,7 @@ Session::Loaded& Session::load(LoadedKernel& kernel) {
     for (auto const* list : {&module.global, &module.constant}) {
       for (Variable const& v : *list) {
         u8* p = static_cast<u8*>(allocate(v.bytes));
+        if (!p) fail("launch", "no memory for the %llu bytes of %s", (unsigned long long)v.bytes, v.name.c_str());
         memset(p, 0, v.bytes);
         memcpy(p, v.initial.data(), v.initial.size());
         globals[v.name] = u64(p);
@@ -67,6 +68,7 @@ void Session::launch(LoadedKernel& kernel, u32 const (&grid)[3], u32 const (&blo
                      u64 dynamic_shared, void** arguments) {
   Program const& program = load(kernel).program;
   Kernel const& k = *program.kernel;
+  KernelLimits const limits = this->limits[&kernel];
   Launch l;
   l.program = &program;
   auto bad = [&](char const* format, auto... values) {
@@ -94,17 +96,17 @@ void Session::launch(LoadedKernel& kernel, u32 const (&grid)[3], u32 const (&blo
   u32 const threads = block[0] * block[1] * block[2], size = l.cluster[0] * l.cluster[1] * l.cluster[2];
   u32 const allowed = k.max_threads[0] ? k.max_threads[0] * k.max_threads[1] * k.max_threads[2] : 1024;
   if (threads > 1024 || threads > allowed) bad("%u threads a CTA: at most %u", threads, std::min(allowed, 1024u));
-  if (size > (kernel.large_clusters ? 16u : 8u))
-    bad("a cluster of %u CTAs: at most %u", size, kernel.large_clusters ? 16u : 8u);
+  if (size > (limits.large_clusters ? 16u : 8u))
+    bad("a cluster of %u CTAs: at most %u", size, limits.large_clusters ? 16u : 8u);
   if (k.max_registers * ((threads + kLanes - 1) / kLanes * kLanes) > 65536)
     bad("%u threads of %u registers: the CTA may have 65536", threads, k.max_registers);
   if (program.shared_bytes > 48 * 1024) bad("%u bytes of static shared memory: at most 49152", program.shared_bytes);
   if (dynamic_shared + program.shared_bytes > kMaxShared)
     bad("%llu bytes of shared memory: at most %u", (unsigned long long)dynamic_shared + program.shared_bytes,
         kMaxShared);
-  if (dynamic_shared > kernel.max_dynamic_shared)
+  if (dynamic_shared > limits.dynamic_shared)
     bad("%llu bytes of dynamic shared memory, and cudaFuncAttributeMaxDynamicSharedMemorySize is %u",
-        (unsigned long long)dynamic_shared, kernel.max_dynamic_shared);
+        (unsigned long long)dynamic_shared, limits.dynamic_shared);
   l.dynamic_shared = u32(dynamic_shared);
   l.parameters.resize(program.parameter_bytes);
   for (size_t i = 0; i < k.parameters.size(); ++i)

@@ -11,7 +11,11 @@ struct LoadedKernel {
   std::string name;
   std::shared_ptr<Module> module;
   std::string failure;  // why there is no module
-  u32 max_dynamic_shared = 48 * 1024;
+};
+
+// What cudaFuncSetAttribute allows.
+struct KernelLimits {
+  u32 dynamic_shared = 48 * 1024;
   bool large_clusters = false;
 };
 
@@ -42,6 +46,7 @@ class Session {
   std::string category, text;  // of the first failure
   std::string map_problem;     // why the last tensor map was refused
   std::map<std::string, KernelCounts> counts;
+  std::map<LoadedKernel const*, KernelLimits> limits;
 
  private:
   struct Loaded {

@@ -263,6 +263,17 @@ CHECK(named_barriers) {  // two warps fill, two drain, four times
     }
   }
 }
+CHECK(named_barrier_of_others) {  // two warps meet, later the other two: nothing orders the pairs
+  __shared__ uint32_t s;
+  asm volatile("" ::"r"(address(&s)));  // the compiler must not see all of its uses
+  if (threadIdx.x < 64) {
+    if (threadIdx.x == 0) s = 1;
+  } else {
+    for (int i = 0; i < 20; ++i) __nanosleep(100);
+  }
+  bar_sync(1, 64);
+  if (threadIdx.x >= 64) out[threadIdx.x] = s;
+}
 CHECK(named_barrier_counts) { bar_sync(1, threadIdx.x < 32 ? 64 : 128); }
 CHECK(named_barrier_odd_count) { bar_sync(1, 72 + out[0]); }
 CHECK(named_barrier_alone) {
@@ -620,6 +631,9 @@ extern "C" int memset_beyond(uint32_t* out) { return cudaMemset(out, 0, 4 * 4096
 KERNEL(too_many_threads, (1), (1, 1, 65), 0) { out[0] = 1; }
 KERNEL(too_large_a_grid, (1, 65536), (32), 0) { out[0] = 1; }
 KERNEL(too_much_shared, (1), (32), 49153) { out[0] = 1; }
+extern "C" int allow_shared(uint32_t*) {
+  return cudaFuncSetAttribute(too_much_shared_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 65536);
+}
 KERNEL(threads_that_wrap, (1), (65536, 65536), 0) { out[0] = 1; }
 __global__ void __maxnreg__(128) too_many_registers_kernel(uint32_t* out) { out[0] = 1; }
 extern "C" int too_many_registers(uint32_t* out) {
