@@ -282,6 +282,7 @@ void acquire_flag(Cta& cta, Warp& w, u32 offset, bool acquires) {
   if (found != cta.flags.end()) (acquires ? w.clock : w.observed).join(found->second);
 }
 void release_flag(Cta& cta, Warp& w, u32 offset, bool releases) {
+  if (!releases && !w.fence.seen[w.agent]) return;  // no fence as yet
   Clock& flag = cta.flags[offset / 4];
   if (flag.seen.empty()) flag.resize(w.clock.seen.size());
   flag.join(releases ? w.clock : w.fence);

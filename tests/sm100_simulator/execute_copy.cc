@@ -69,7 +69,7 @@ void start_load(Context& c, u32 shared, u32 bytes, u32 barrier, std::function<vo
   c.machine.traffic.load_bytes += bytes;
   Machine& m = c.machine;
   if (m.settings.adversarial) memset(&cta.shared[shared & kOffsetMask], 0xff, bytes);
-  m.later([&m, &cluster, &cta, shared, bytes, barrier, copy] {
+  m.later(cluster, [&m, &cluster, &cta, shared, bytes, barrier, copy] {
     copy(shared);
     Mbarrier& b = cluster.mbarrier(barrier);
     cta.shadow.end_async_write(shared & kOffsetMask, bytes, b.next_completion());
@@ -192,11 +192,11 @@ Step store(Context& c, Op const& op) {
     c.warp.bulk_lanes |= 1u << l;
     (function.empty() ? m.traffic.stores : m.traffic.reductions) += 1;
     (function.empty() ? m.traffic.store_bytes : m.traffic.reduction_bytes) += bytes;
-    m.later([&m, group = group, gather, write] {
+    m.later(cluster, [&m, &cluster, group = group, gather, write] {
       auto data = std::make_shared<std::vector<u8>>(gather());
       --group->unread;
       ++m.progress;
-      m.later([&m, group, write, data] {
+      m.later(cluster, [&m, group, write, data] {
         write(*data);
         --group->unwritten;
         ++m.progress;

@@ -60,23 +60,23 @@ u32 special_value(std::string const& name, Machine const& m, Cluster const& clus
 // Most work comes soon, some very late: what an unlucky machine might do.
 u64 Machine::delay() { return 1 + (random() % 4 ? random() % 16 : random() % 1500); }
 
-void Machine::later(std::function<void()> work) {
+void Machine::later(Cluster const& cluster, std::function<void()> work) {
   if (!settings.adversarial) return work();
-  events_.push_back({now + delay(), order_++, std::move(work)});
+  events_.push_back({now + delay(), order_++, &cluster, std::move(work)});
 }
 
 void Machine::later_in_order(Cta& cta, std::function<void()> work) {
   if (!settings.adversarial) return work();
   cta.tensor_due = std::max(cta.tensor_due, now) + random() % 8;
-  events_.push_back({cta.tensor_due, order_++, std::move(work)});
+  events_.push_back({cta.tensor_due, order_++, cta.cluster, std::move(work)});
 }
 
-void Machine::deliver(bool all) {
+void Machine::deliver(Cluster const* ending) {
   // Ties go by order: the tensor core's queue relies on it.
   while (true) {
     size_t best = events_.size();
     for (size_t i = 0; i < events_.size(); ++i) {
-      if (!all && events_[i].due > now) continue;
+      if (ending ? events_[i].cluster != ending : events_[i].due > now) continue;
       if (best == events_.size() ||
           std::make_pair(events_[i].due, events_[i].order) < std::make_pair(events_[best].due, events_[best].order))
         best = i;
@@ -407,11 +407,11 @@ void Machine::run(Launch const& l) {
       if (!w->done()) busy |= run_slice(*cluster, *w, settings.adversarial ? 20 + int(random() % 400) : 4096);
       ++now;
       ++traffic.slices;
-      if (settings.adversarial) deliver(false);
+      if (settings.adversarial) deliver();
     }
     for (size_t i = 0; i < resident_.size();) {
       if (resident_[i]->live_warps() == 0) {
-        deliver(true);
+        deliver(resident_[i].get());
         retire(*resident_[i]);
         resident_.erase(resident_.begin() + long(i));
         ++progress;
@@ -428,7 +428,7 @@ void Machine::run(Launch const& l) {
         u64 due = ~0ull;
         for (Event const& e : events_) due = std::min(due, e.due);
         now = std::max(now, due);
-        deliver(false);
+        deliver();
       } else {
         for (auto [cluster, w] : order) w->timed_out = true;  // a try_wait gives up now and then
         // A warp that computes for long looks like one that spins without a wait; it is given more time.

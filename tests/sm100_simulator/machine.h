@@ -154,6 +154,7 @@ class GlobalMemory {
 struct Event {
   u64 due;
   u64 order;
+  Cluster const* cluster;
   std::function<void()> run;
 };
 
@@ -204,8 +205,8 @@ class Machine {
   explicit Machine(Settings const& settings) : settings(settings), random(settings.seed) {}
   void run(Launch const& launch);
 
-  // Runs `work` now, or at a random later time.
-  void later(std::function<void()> work);
+  // Runs `work` of a cluster now, or at a random later time before the cluster ends.
+  void later(Cluster const& cluster, std::function<void()> work);
   void later_in_order(Cta& cta, std::function<void()> work);
 
   Settings settings;
@@ -228,7 +229,7 @@ class Machine {
   void start_warp(Cta& cta, u32 index);
   bool run_slice(Cluster& cluster, Warp& warp, int quantum);  // true: it could have gone on
   void retire(Cluster& cluster);
-  void deliver(bool all);
+  void deliver(Cluster const* ending = nullptr);  // what is due, or all that the cluster still has
   void report_deadlock();
   u64 delay();
 
