@@ -96,7 +96,6 @@ CORRECT = {
     "prints": [3] * 128,
     "prints_never": [3] * 128,
     "calls_never": [3] * 128,
-    "switches": None,
 }
 SCHEDULES = {"immediate": [1], "adversarial": [0, 1, 2]}
 

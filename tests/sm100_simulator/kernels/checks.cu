@@ -579,33 +579,3 @@ CHECK(calls_never) {
   if (out[200] == 12345) out[0] = called(threadIdx.x);
   out[threadIdx.x] = 3;
 }
-CHECK(switches) {
-  switch (out[threadIdx.x] % 9) {
-    case 0:
-      out[0] = __clz(out[7]);
-      break;
-    case 1:
-      out[1] = __popc(out[6]);
-      break;
-    case 2:
-      out[2] = __ffs(out[5]);
-      break;
-    case 3:
-      out[3] = __brev(out[4]);
-      break;
-    case 4:
-      out[4] = sqrtf(out[3]);
-      break;
-    case 5:
-      out[5] = out[2] * 7 + 3;
-      break;
-    case 6:
-      out[6] = out[1] / 11;
-      break;
-    case 7:
-      atomicAdd(&out[9], 3);
-      break;
-    default:
-      out[8] = 1;
-  }
-}
