@@ -11,6 +11,7 @@ docs/sm100_simulator.md says what it models and what it cannot prove.
 
 import ctypes
 import json
+import operator
 from functools import cache
 
 import numpy as np
@@ -65,9 +66,11 @@ class Array:
 
     def __init__(self, simulator, values):
         values = np.ascontiguousarray(values)
-        self._simulator = simulator
         self.pointer = _library().simulator_allocate(simulator._session, max(values.nbytes, 1))
+        if not self.pointer:
+            raise MemoryError(f"{values.nbytes} bytes of simulated device memory")
         raw = (ctypes.c_ubyte * max(values.nbytes, 1)).from_address(self.pointer)
+        raw.simulator = simulator  # the simulator owns the memory: views of it keep the simulator
         self._view = np.frombuffer(raw, dtype=np.uint8, count=values.nbytes).view(values.dtype).reshape(values.shape)
         self._view[...] = values
 
@@ -91,19 +94,19 @@ class Simulator:
             raise ValueError(f'schedule: expected "immediate" or "adversarial", got {schedule!r}')
         if unknown := set(allow) - set(RULES):
             raise ValueError(f"allow: expected some of {RULES}, got {sorted(unknown)}")
+        if sms < 1:
+            raise ValueError(f"sms: expected 1 or more, got {sms}")
         rules = [rule in allow for rule in RULES]
         adversarial = schedule == "adversarial"
         self._session = _library().simulator_create(adversarial, seed, sms, max_instructions, *rules)
-        self._arrays = []
 
     def __del__(self):
         if getattr(self, "_session", None):
             _library().simulator_destroy(self._session)
 
     def array(self, values):
-        """A copy of `values` in device memory."""
-        self._arrays.append(Array(self, values))
-        return self._arrays[-1]
+        """A copy of `values` in device memory, which lasts as long as the simulator."""
+        return Array(self, values)
 
     def zeros(self, shape, dtype):
         return self.array(np.zeros(shape, dtype))
@@ -157,10 +160,9 @@ class Simulator:
 def _argument(value):
     if isinstance(value, Array):
         return ctypes.c_void_p(value.pointer)
-    if isinstance(value, bool) or value is None:
-        return ctypes.c_int(bool(value)) if value is not None else ctypes.c_void_p(None)
-    if isinstance(value, int):
-        return ctypes.c_int(value) if -(2**31) <= value < 2**31 else ctypes.c_ulonglong(value)
-    if isinstance(value, float):
+    if value is None:
+        return ctypes.c_void_p(None)
+    if isinstance(value, (float, np.floating)):
         return ctypes.c_float(value)
-    return value
+    # As wide as any parameter: what is on the stack is not extended.
+    return ctypes.c_ulonglong(operator.index(value)) if hasattr(value, "__index__") else value

@@ -62,26 +62,31 @@ u64 combine(Type t, Function f, u64 old, u64 a, u64 b) {
   }
 }
 
-// numbers: type kind | size << 8 | packed << 16, function | vector << 8, space, unused. values: data per element,
-// second operand, results, displacement, address
+// numbers: type kind | size << 8 | packed << 16, function | vector << 8, space, 1 acquires, 2 releases. values: data
+// per element, second operand, results, displacement, address
 Step atomic(Context& c, Op const& op) {
-  Details const& d = c.machine.launch->program->details[op.immediate];
+  Details const& d = details(c, op);
   Type const t{char(d.numbers[0] & 255), int(d.numbers[0] >> 8 & 255), bool(d.numbers[0] >> 16)};
   Function const f = Function(d.numbers[1] & 255);
   int const count = int(d.numbers[1] >> 8), bytes = t.size * count;
+  bool const acquires = d.numbers[3] & 1, releases = d.numbers[3] & 2;
   Value const& address_value = d.values.back();
   i64 const displacement = i32(d.values[d.values.size() - 2].offset);
+  bool changed = false;
   for (int l = 0; l < kLanes; ++l) {
     if (!(c.mask >> l & 1)) continue;
     u64 const address = read_lane(c, address_value.offset, address_value.size, l) + u64(displacement);
     if (address & (bytes - 1)) fail("misaligned", "an atomic of %d bytes at %#llx", bytes, (unsigned long long)address);
     bool const shared = d.numbers[2] == 1 || (d.numbers[2] == 2 && address & kSharedTag);
     u8* p;
+    Cta* owner = nullptr;
     if (shared) {
       Cta& cta = c.cluster.owner(u32(address), u32(bytes), "an atomic");
       p = &cta.shared[u32(address) & kOffsetMask];
       cta.shadow.read(c.cluster, c.warp, cta.rank, u32(address) & kOffsetMask, u32(bytes));
       cta.shadow.forget_writer(u32(address) & kOffsetMask, u32(bytes));
+      owner = &cta;
+      acquire_flag(cta, c.warp, u32(address) & kOffsetMask, acquires);
     } else {
       p = c.machine.memory.check(address, u64(bytes), true, "an atomic");
     }
@@ -91,12 +96,15 @@ Step atomic(Context& c, Op const& op) {
       u64 const a = read_lane(c, d.values[i].offset, d.values[i].size, l);
       u64 const b = f == kCompareSwap ? read_lane(c, d.values[count].offset, d.values[count].size, l) : 0;
       u64 const result = combine(t, f, old, a, b);
+      changed |= memcmp(p + i * t.size, &result, t.size) != 0;
       memcpy(p + i * t.size, &result, t.size);
       Value const& out = d.values[count + 1 + i];
       if (out.size) memcpy(c.warp.file + out.offset + l * out.size, &old, out.size);
     }
+    if (owner) release_flag(*owner, c.warp, u32(address) & kOffsetMask, releases);
   }
-  ++c.machine.progress;
+  c.machine.progress += changed;  // else it may be a poll
+  if (releases) c.warp.next_epoch();
   return Step::kNext;
 }
 
@@ -126,6 +134,7 @@ bool decode_atomic(Decoder& d, Statement const& s, Op& op, Class& kind) {
   x.numbers[0] = u64(t.kind) | u64(t.size) << 8 | u64(t.packed) << 16;
   x.numbers[1] = u64(f) | u64(count) << 8;
   x.numbers[2] = s.has("shared") || s.has("shared::cta") || s.has("shared::cluster") ? 1 : s.has("global") ? 0 : 2;
+  x.numbers[3] = (s.has("acquire") ? 1 : s.has("release") ? 2 : s.has("acq_rel") ? 3 : 0);
   auto list = [&](Operand const& o) { return o.kind == Operand::kVector ? o.parts : std::vector<Operand>{o}; };
   for (Operand const& o : list(s.operands[returns ? 2 : 1])) x.values.push_back(d.source(o, t.size, op));
   x.values.push_back(f == kCompareSwap ? d.source(s.operands[3], t.size, op) : Value{});

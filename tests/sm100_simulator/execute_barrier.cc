@@ -10,6 +10,16 @@ void release(Warp& w, Clock& into) {
   w.next_epoch();
 }
 
+// The next to meet there are ordered by what they bring, not by those who met before.
+void complete(Cta const& cta, NamedBarrier& b) {
+  b.arrived = 0;
+  b.result = b.votes;
+  b.done = b.gathering;
+  if (b.needed == 0) b.done.join(cta.departed);  // at a barrier of all, a warp that has left counts as arrived
+  b.gathering.resize(b.done.seen.size());
+  ++b.generation;
+}
+
 // ---- bar, barrier. numbers: 0 sync 1 arrive 2 red, 0 popc 1 and 2 or; in: barrier, threads, predicate
 
 Step named_barrier(Context& c, Op const& op) {
@@ -22,7 +32,8 @@ Step named_barrier(Context& c, Op const& op) {
   NamedBarrier& b = c.cta.barriers[id];
   Warp& w = c.warp;
   if (w.bar_generation < 0) {
-    if (b.arrived && b.needed != threads)
+    auto const named = [&](u32 n) { return n ? n : u32(c.cta.warps.size()) * kLanes; };
+    if (b.arrived && named(b.needed) != named(threads))
       fail("barrier", "barrier %u of %u threads, which others use with %u (0: all of the CTA)", id, threads, b.needed);
     if (b.arrived == 0) {
       b.needed = threads;
@@ -45,12 +56,7 @@ Step named_barrier(Context& c, Op const& op) {
     ++c.machine.progress;
     u32 const needed = threads ? threads : c.cta.live_warps * kLanes;
     if (b.arrived > needed) fail("barrier", "%u threads at barrier %u, which expects %u", b.arrived, id, needed);
-    if (b.arrived == needed) {
-      b.arrived = 0;
-      b.result = b.votes;
-      b.done = b.gathering;
-      ++b.generation;
-    }
+    if (b.arrived == needed) complete(c.cta, b);
   }
   if (mode == 1) {
     w.bar_generation = -1;
@@ -112,16 +118,12 @@ u32 first_address(Context const& c, Op const& op) {
   return a;
 }
 
-Step initialise(Context& c, Op const& op) {
-  u32 const a = first_address(c, op);
-  i64 const count = c.uniform<u32>(op.in[1], "an mbarrier's count");
+void initialise_one(Context& c, u32 a, i64 count) {
   Cta& cta = c.cluster.owner(a, 8, "mbarrier.init");
   if (&cta != &c.cta) fail("mbarrier", "mbarrier.init in another CTA's shared memory");
   if (a & 7) fail("misaligned", "an mbarrier at %#x", a);
   if (count < 1 || count >= 1 << 20)
     fail("mbarrier", "mbarrier.init with a count of %lld: 1 to 2^20 - 1", (long long)count);
-  if (__builtin_popcount(c.mask) != 1)
-    fail("mbarrier", "mbarrier.init by %d lanes at once", __builtin_popcount(c.mask));
   auto& slot = cta.mbarriers[a & kOffsetMask];
   if (slot) fail("mbarrier", "mbarrier.init of the live mbarrier at %#x: mbarrier.inval first", a);
   cta.shadow.write(c.cluster, c.warp, cta.rank, a & kOffsetMask, 8);
@@ -129,9 +131,14 @@ Step initialise(Context& c, Op const& op) {
   slot = std::make_unique<Mbarrier>();
   slot->address = a;
   slot->expected = slot->pending = u32(count);
-  if (c.cluster.next_agent >= c.cluster.agents)
+  if (auto& unused = c.cluster.free_agents; !unused.empty()) {
+    std::tie(slot->agent, slot->first_epoch) = unused.back();
+    unused.pop_back();
+  } else if (c.cluster.next_agent < c.cluster.agents) {
+    slot->agent = c.cluster.next_agent++;
+  } else {
     fail("launch", "more mbarriers in a cluster than the race check has room for");
-  slot->agent = c.cluster.next_agent++;
+  }
   char name[64];
   snprintf(name, sizeof name, "the copies that mbarrier %#x reports", a);
   c.cluster.agent_names[slot->agent] = name;
@@ -139,14 +146,20 @@ Step initialise(Context& c, Op const& op) {
   slot->done.resize(c.cluster.agents);
   slot->initialised = c.warp.stamp();
   ++c.machine.progress;
+}
+Step initialise(Context& c, Op const& op) {
+  for (int l = 0; l < kLanes; ++l)
+    if (c.mask >> l & 1) initialise_one(c, address(c, op, l), c.lanes<u32>(op.in[1])[l]);
   return Step::kNext;
 }
 
 Step invalidate(Context& c, Op const& op) {
   u32 const a = first_address(c, op);
-  c.cluster.mbarrier(a);
-  c.cta.mbarriers.erase(a & kOffsetMask);
-  c.cta.shadow.set_mbarrier(a & kOffsetMask, false);
+  Mbarrier const& b = usable_mbarrier(c, a);
+  c.cluster.free_agents.push_back({b.agent, b.first_epoch + u32(b.completed) + 1});
+  Cta& cta = c.cluster.owner(a, 8, "mbarrier.inval");
+  cta.mbarriers.erase(a & kOffsetMask);
+  cta.shadow.set_mbarrier(a & kOffsetMask, false);
   return Step::kNext;
 }
 
@@ -203,8 +216,7 @@ Step wait(Context& c, Op const& op) {
   return done ? Step::kNext : Step::kYield;
 }
 
-Step pending_count(Context& c, Op const& op) {
-  (void)op;
+Step pending_count(Context& c, Op const&) {
   fail("unsupported", "mbarrier.pending_count on %s", c.machine.launch->program->kernel->name.c_str());
 }
 
@@ -217,6 +229,7 @@ Step fence_proxy(Context& c, Op const&) {
   return Step::kNext;
 }
 Step fence_threads(Context& c, Op const&) {
+  c.warp.clock.join(c.warp.observed);
   c.warp.fence = c.warp.clock;
   c.warp.next_epoch();
   return Step::kNext;
@@ -225,7 +238,6 @@ Step fence_tensor_map(Context& c, Op const& op) {
   c.warp.acquired_maps[read_lane(c, op.in[0], 8, c.first_lane()) + u64(op.immediate)] = ++c.machine.map_time;
   return Step::kNext;
 }
-Step nothing(Context&, Op const&) { return Step::kNext; }
 
 void decode_mbarrier(Decoder& d, Statement const& s, Op& op) {
   std::string const& what = s.modifiers[1];
@@ -267,21 +279,30 @@ void decode_mbarrier(Decoder& d, Statement const& s, Op& op) {
 
 }  // namespace
 
+void acquire_flag(Cta& cta, Warp& w, u32 offset, bool acquires) {
+  auto const found = cta.flags.find(offset / 4);
+  if (found != cta.flags.end()) (acquires ? w.clock : w.observed).join(found->second);
+}
+void release_flag(Cta& cta, Warp& w, u32 offset, bool releases) {
+  if (!releases && !w.fence.seen[w.agent]) return;  // no fence as yet
+  Clock& flag = cta.flags[offset / 4];
+  if (flag.seen.empty()) flag.resize(w.clock.seen.size());
+  flag.join(releases ? w.clock : w.fence);
+}
+
 void finish_cluster_barrier(Cluster& cluster) {
   if (cluster.arrived == 0 || cluster.arrived != cluster.live_warps()) return;
   cluster.arrived = 0;
   ++cluster.generation;
   cluster.done = cluster.gathering;
+  for (auto const& cta : cluster.ctas) cluster.done.join(cta->departed);
 }
 
 // After a warp has left: barriers of all threads may now be complete.
 void finish_named_barriers(Cta& cta) {
   for (NamedBarrier& b : cta.barriers) {
     if (b.arrived == 0 || b.needed != 0 || b.arrived != cta.live_warps * kLanes) continue;
-    b.arrived = 0;
-    b.result = b.votes;
-    b.done = b.gathering;
-    ++b.generation;
+    complete(cta, b);
   }
 }
 

@@ -26,12 +26,16 @@ Step leave(Context& c, Op const&) {
   return Step::kJumped;
 }
 
-Step trap(Context& c, Op const& op) {
-  fail("trap", "the kernel gave up: %s", c.machine.launch->program->details[op.immediate].text.c_str());
+Step trap(Context& c, Op const& op) { fail("trap", "the kernel gave up: %s", details(c, op).text.c_str()); }
+
+Step call(Context& c, Op const& op) {
+  fail("unsupported", "a call that the compiler has not put in line: %s", details(c, op).text.c_str());
 }
 
-Step nothing(Context&, Op const&) { return Step::kNext; }
-Step give_way(Context&, Op const&) { return Step::kYield; }
+Step sleep(Context& c, Op const&) {
+  c.machine.slept = true;
+  return Step::kYield;
+}
 
 // The registers of a CTA's warps come from one pool of 64 K; an increase waits for others to give theirs up.
 template <bool kIncrease>
@@ -79,7 +83,7 @@ bool decode_control(Decoder& d, Statement const& s, Op& op, Class& kind) {
     op.run = leave;
     return true;
   }
-  // A call is printf or an assertion on the way to a trap: what a kernel calls otherwise, the compiler puts in line.
+  // printf says nothing, a failed assertion is a trap, and other functions are not known.
   bool const parameter_of_call =
       (b == "st" && s.has("param")) || (b == "ld" && s.has("param") && s.operands[1].kind == Operand::kSymbol &&
                                         s.operands[1].name.compare(0, 6, "retval") == 0);
@@ -92,12 +96,13 @@ bool decode_control(Decoder& d, Statement const& s, Op& op, Class& kind) {
   if (b == "trap" || b == "brkpt" || b == "call") {
     Details x;
     x.text = s.text;
-    op.run = b == "call" && s.text.find("vprintf") != std::string::npos ? nothing : trap;
+    auto calls = [&](char const* name) { return s.label.find(name) != std::string::npos; };
+    op.run = b != "call" || calls("__assertfail") ? trap : calls("vprintf") ? nothing : call;
     op.immediate = d.detail(x);
     return true;
   }
   if (b == "nanosleep") {
-    op.run = give_way;
+    op.run = sleep;
     return true;
   }
   if (b == "pmevent" || b == "griddepcontrol") {  // launches are in order, and each is complete before the next begins

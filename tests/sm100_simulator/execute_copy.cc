@@ -6,8 +6,6 @@
 namespace simulator {
 namespace {
 
-Details const& details(Context const& c, Op const& op) { return c.machine.launch->program->details[op.immediate]; }
-
 // A memory operand: its value, then its displacement.
 struct Address {
   Value value;
@@ -71,10 +69,10 @@ void start_load(Context& c, u32 shared, u32 bytes, u32 barrier, std::function<vo
   c.machine.traffic.load_bytes += bytes;
   Machine& m = c.machine;
   if (m.settings.adversarial) memset(&cta.shared[shared & kOffsetMask], 0xff, bytes);
-  m.later([&m, &cluster, &cta, shared, bytes, barrier, copy] {
+  m.later(cluster, [&m, &cluster, &cta, shared, bytes, barrier, copy] {
     copy(shared);
     Mbarrier& b = cluster.mbarrier(barrier);
-    cta.shadow.end_async_write(shared & kOffsetMask, bytes, Stamp(b.agent, u32(b.completed) + 1));
+    cta.shadow.end_async_write(shared & kOffsetMask, bytes, b.next_completion());
     --cta.copies_in_flight;
     mbarrier_complete_bytes(m, b, bytes);
   });
@@ -88,6 +86,7 @@ Step load(Context& c, Op const& op) {
   for (int l = 0; l < kLanes; ++l) {
     if (!(c.mask >> l & 1)) continue;
     u32 const shared = to.shared(c, l), barrier = bar.shared(c, l);
+    c.cluster.owner(shared, 1, "an asynchronous copy");
     u32 const ranks =
         multicast ? u32(read_lane(c, d.values[6].offset, d.values[6].size, l)) & 0xffff : 1u << (shared >> kRankShift);
     if (ranks >> c.cluster.ctas.size())
@@ -112,10 +111,12 @@ Step load(Context& c, Op const& op) {
         fail("misaligned", "a bulk copy of %u bytes from %#llx: multiples of 16", bytes, (unsigned long long)source);
       if (from_shared) {
         Cta& owner = cluster.owner(u32(source), bytes, "a bulk copy");
-        owner.shadow.async_read(cluster, c.warp, owner.rank, u32(source) & kOffsetMask, bytes, Stamp());
-        copy = [&cluster, source, bytes](u32 destination) {
-          memmove(cluster.pointer(destination, bytes, "a bulk copy"),
-                  cluster.pointer(u32(source), bytes, "a bulk copy"), bytes);
+        owner.shadow.begin_bulk_read(cluster, c.warp, owner.rank, u32(source) & kOffsetMask, bytes);
+        copy = [&cluster, source, bytes, barrier](u32 destination) {
+          Cta& owner = cluster.owner(u32(source), bytes, "a bulk copy");
+          u32 const offset = u32(source) & kOffsetMask;
+          memmove(cluster.pointer(destination, bytes, "a bulk copy"), &owner.shared[offset], bytes);
+          owner.shadow.end_bulk_read(offset, bytes, cluster.mbarrier(barrier).next_completion());
         };
       } else {
         copy = [&m, &cluster, source, bytes](u32 destination) {
@@ -191,11 +192,11 @@ Step store(Context& c, Op const& op) {
     c.warp.bulk_lanes |= 1u << l;
     (function.empty() ? m.traffic.stores : m.traffic.reductions) += 1;
     (function.empty() ? m.traffic.store_bytes : m.traffic.reduction_bytes) += bytes;
-    m.later([&m, group = group, gather, write] {
+    m.later(cluster, [&m, &cluster, group = group, gather, write] {
       auto data = std::make_shared<std::vector<u8>>(gather());
       --group->unread;
       ++m.progress;
-      m.later([&m, group, write, data] {
+      m.later(cluster, [&m, group, write, data] {
         write(*data);
         --group->unwritten;
         ++m.progress;
@@ -236,8 +237,6 @@ Step wait_group(Context& c, Op const& op) {  // immediate: how many may remain; 
   }
   return Step::kNext;
 }
-
-Step nothing(Context&, Op const&) { return Step::kNext; }
 
 // ---- tensor maps
 

@@ -6,21 +6,33 @@
 namespace simulator {
 namespace {
 
-// The lanes that take part: those of the mask operand that have not exited. False: some are elsewhere.
-bool gather(Context const& c, u32 members) {
-  u32 const own = c.mask;
-  if (own & ~members)
-    fail("divergence", "a lane executes a warp-wide instruction whose mask %#x leaves it out", members);
-  return ((own | c.warp.exited) & members) == members;
-}
-
-u32 members(Context const& c, Op const& op, int slot) {
-  return op.in[slot] == kNone ? c.mask : c.lanes<u32>(op.in[slot])[c.first_lane()];
+// Runs a handler once those lanes that its mask operand names have come together or exited. Lanes with different masks
+// form sets of their own.
+template <Handler kRun, int kSlot>
+Step together(Context& c, Op const& op) {
+  u32 const* masks = c.lanes<u32>(op.in[kSlot]);
+  u32 sets[kLanes];
+  int count = 0;
+  for (u32 rest = c.mask; rest;) {
+    u32 const members = masks[__builtin_ctz(rest)];
+    u32 set = 0;
+    for (int l = 0; l < kLanes; ++l) set |= u32(rest >> l & 1 && masks[l] == members) << l;
+    if (set & ~members)
+      fail("divergence", "a lane executes a warp-wide instruction whose mask %#x leaves it out", members);
+    if (((set | c.warp.exited) & members) != members) return Step::kBlocked;
+    sets[count++] = set;
+    rest &= ~set;
+  }
+  Context part = c;
+  for (int i = 0; i < count; ++i) {
+    part.mask = sets[i];
+    kRun(part, op);
+  }
+  return Step::kNext;
 }
 
 // in: value, lane, clamp and segment, members. immediate: the mode
 Step shuffle(Context& c, Op const& op) {
-  if (!gather(c, members(c, op, 3))) return Step::kBlocked;
   u32 const *a = c.lanes<u32>(op.in[0]), *b = c.lanes<u32>(op.in[1]), *w = c.lanes<u32>(op.in[2]);
   u32 r[kLanes] = {}, in_range = 0;
   for (int l = 0; l < kLanes; ++l) {
@@ -58,7 +70,6 @@ Step shuffle(Context& c, Op const& op) {
 }
 
 Step vote(Context& c, Op const& op) {  // immediate: 0 ballot, 1 any, 2 all, 3 uni; 4: negated
-  if (!gather(c, members(c, op, 1))) return Step::kBlocked;
   u32 p = c.predicate(op.in[0]);
   if (op.immediate & 4) p = ~p;
   p &= c.mask;
@@ -76,7 +87,6 @@ Step vote(Context& c, Op const& op) {  // immediate: 0 ballot, 1 any, 2 all, 3 u
 
 template <class T, bool kAllSame>
 Step match(Context& c, Op const& op) {
-  if (!gather(c, members(c, op, 1))) return Step::kBlocked;
   T const* a = c.lanes<T>(op.in[0]);
   u32 r[kLanes] = {};
   for (int l = 0; l < kLanes; ++l)
@@ -94,7 +104,6 @@ Step match(Context& c, Op const& op) {
 enum Reduction { kAdd, kAnd, kOr, kXor, kMinU, kMaxU, kMinS, kMaxS, kMinF, kMaxF };
 
 Step reduce(Context& c, Op const& op) {  // immediate: the function, 16 absolute values, 32 NaN wins
-  if (!gather(c, members(c, op, 1))) return Step::kBlocked;
   u32 const* a = c.lanes<u32>(op.in[0]);
   int const f = op.immediate & 15;
   u32 r = 0;
@@ -134,7 +143,6 @@ Step reduce(Context& c, Op const& op) {  // immediate: the function, 16 absolute
 }
 
 Step elect(Context& c, Op const& op) {
-  if (!gather(c, members(c, op, 0))) return Step::kBlocked;
   u32 const leader = u32(c.first_lane());
   u32 r[kLanes];
   for (u32& v : r) v = leader;
@@ -150,7 +158,7 @@ Step active_mask(Context& c, Op const& op) {
   return Step::kNext;
 }
 
-Step warp_sync(Context& c, Op const& op) { return gather(c, members(c, op, 0)) ? Step::kNext : Step::kBlocked; }
+Step warp_sync(Context&, Op const&) { return Step::kNext; }
 
 }  // namespace
 
@@ -167,7 +175,7 @@ bool decode_lanes(Decoder& d, Statement const& s, Op& op, Class& kind) {
     op.immediate = s.has("up") ? 0 : s.has("down") ? 1 : s.has("bfly") ? 2 : 3;
     for (int i = 0; i < 4; ++i) op.in[i] = d.source(s.operands[i + 1], 4, op).offset;
     results(4);
-    op.run = shuffle;
+    op.run = together<shuffle, 3>;
     return true;
   }
   if (b == "vote") {
@@ -177,13 +185,14 @@ bool decode_lanes(Decoder& d, Statement const& s, Op& op, Class& kind) {
     op.immediate |= negated ? 4 : 0;
     op.in[1] = d.source(s.operands[2], 4, op).offset;
     op.out = d.destination(s.operands[0], op);
-    op.run = vote;
+    op.run = together<vote, 1>;
     return true;
   }
   if (b == "match") {
     Type const t = last_type(s);
     bool const all = s.has("all");
-    op.run = t.size == 8 ? (all ? match<u64, true> : match<u64, false>) : (all ? match<u32, true> : match<u32, false>);
+    op.run = t.size == 8 ? (all ? together<match<u64, true>, 1> : together<match<u64, false>, 1>)
+                         : (all ? together<match<u32, true>, 1> : together<match<u32, false>, 1>);
     op.in[0] = d.source(s.operands[1], t.size, op).offset;
     op.in[1] = d.source(s.operands[2], 4, op).offset;
     results(4);
@@ -200,13 +209,13 @@ bool decode_lanes(Decoder& d, Statement const& s, Op& op, Class& kind) {
     op.in[0] = d.source(s.operands[1], 4, op).offset;
     op.in[1] = d.source(s.operands[2], 4, op).offset;
     op.out = d.destination(s.operands[0], op, 4);
-    op.run = reduce;
+    op.run = together<reduce, 1>;
     return true;
   }
   if (b == "elect") {
     op.in[0] = d.source(s.operands[1], 4, op).offset;
     results(-1);
-    op.run = elect;
+    op.run = together<elect, 0>;
     return true;
   }
   if (b == "activemask") {
@@ -216,7 +225,7 @@ bool decode_lanes(Decoder& d, Statement const& s, Op& op, Class& kind) {
   }
   if (b == "bar" && s.has("warp")) {
     op.in[0] = d.source(s.operands[0], 4, op).offset;
-    op.run = warp_sync;
+    op.run = together<warp_sync, 0>;
     return true;
   }
   return false;

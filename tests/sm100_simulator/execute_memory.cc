@@ -9,13 +9,13 @@ enum Space { kGeneric, kGlobal, kShared, kLocal, kParameter };
 struct Access {  // in Details::numbers
   Space space;
   int size, count;  // bytes of an element, elements
-  bool is_signed, synchronising;
+  bool is_signed;
+  // Of a load or store that synchronises: 1 relaxed, 2 acquires or releases.
+  int synchronising;
 };
 Access access(Details const& d) {
-  return {Space(d.numbers[0]), int(d.numbers[1] & 255), int(d.numbers[1] >> 8), d.numbers[2] != 0, d.numbers[3] != 0};
+  return {Space(d.numbers[0]), int(d.numbers[1] & 255), int(d.numbers[1] >> 8), d.numbers[2] != 0, int(d.numbers[3])};
 }
-
-Details const& details(Context const& c, Op const& op) { return c.machine.launch->program->details[op.immediate]; }
 
 // A lane's pointer, checked. Where `space` is generic the address tells which it is; `cta` is set for shared memory.
 u8* resolve(Context& c, Access const& a, u64 address, bool write, Cta** cta, char const* what) {
@@ -70,6 +70,10 @@ Step load(Context& c, Op const& op) {
     if (!p) p = local(c, address, l, u32(a.size * a.count));
     if (cta && !a.synchronising)
       cta->shadow.read(c.cluster, c.warp, cta->rank, u32(address) & kOffsetMask, u32(a.size * a.count));
+    if (cta && a.synchronising) {
+      cta->shadow.read_flag(cta->rank, u32(address) & kOffsetMask, u32(a.size * a.count));
+      acquire_flag(*cta, c.warp, u32(address) & kOffsetMask, a.synchronising == 2);
+    }
     for (int i = 0; i < a.count; ++i) {
       if (d.sink[i]) continue;
       Value const& v = d.values[i];
@@ -96,12 +100,16 @@ Step store(Context& c, Op const& op) {
     u8* p = resolve(c, a, address, true, &cta, "a store");
     if (!p) p = local(c, address, l, u32(a.size * a.count));
     if (cta) cta->shadow.write(c.cluster, c.warp, cta->rank, u32(address) & kOffsetMask, u32(a.size * a.count));
-    if (cta && a.synchronising) cta->shadow.forget_writer(u32(address) & kOffsetMask, u32(a.size * a.count));
+    if (cta && a.synchronising) {
+      cta->shadow.forget_writer(u32(address) & kOffsetMask, u32(a.size * a.count));
+      release_flag(*cta, c.warp, u32(address) & kOffsetMask, a.synchronising == 2);
+    }
     for (int i = 0; i < a.count; ++i) {
       Value const& v = d.values[i];
       memcpy(p + i * a.size, c.warp.file + v.offset + l * v.size, a.size);
     }
   }
+  if (a.synchronising == 2) c.warp.next_epoch();
   ++c.machine.progress;
   return Step::kNext;
 }
@@ -221,8 +229,6 @@ Step get_rank(Context& c, Op const& op) {
   c.store(op.out, r);
   return Step::kNext;
 }
-
-Step nothing(Context&, Op const&) { return Step::kNext; }
 
 // ---- ldmatrix, stmatrix: 8x8 matrices of 16-bit elements; lane i of each group of eight gives a row's address
 
@@ -399,8 +405,9 @@ bool decode_memory(Decoder& d, Statement const& s, Op& op, Class& kind) {
   Type const t = last_type(s);
   if (!t.kind) unsupported(s);
   int const count = s.has("v8") ? 8 : s.has("v4") ? 4 : s.has("v2") ? 2 : 1;
-  bool const synchronising =
-      s.has("volatile") || s.has("acquire") || s.has("relaxed") || s.has("release") || s.has("mmio");
+  int const synchronising = s.has("acquire") || s.has("release")                     ? 2
+                            : s.has("volatile") || s.has("relaxed") || s.has("mmio") ? 1
+                                                                                     : 0;
   Details x;
   Operand const &memory = s.operands[st ? 0 : 1], &data = s.operands[st ? 1 : 0];
   decode_list(d, data, op, x, !st, t.size);
@@ -409,7 +416,7 @@ bool decode_memory(Decoder& d, Statement const& s, Op& op, Class& kind) {
   x.numbers[0] = parameter ? kParameter : space_of(s);
   x.numbers[1] = u64(t.size | count << 8);
   x.numbers[2] = t.kind == 's';
-  x.numbers[3] = synchronising;
+  x.numbers[3] = u64(synchronising);
   if (parameter) {
     if (st) unsupported(s, "stores to a parameter");
     if (memory.kind == Operand::kSymbol) {

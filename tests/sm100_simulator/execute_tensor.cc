@@ -16,8 +16,6 @@ void check_loads_finished(Cta const& cta, u32 column, u32 columns, u32 blocks) {
 
 namespace {
 
-Details const& details(Context const& c, Op const& op) { return c.machine.launch->program->details[op.immediate]; }
-
 // ---- allocation
 
 Step allocate(Context& c, Op const& op) {
@@ -145,8 +143,6 @@ Step tensor_store(Context& c, Op const& op) {
   return Step::kNext;
 }
 
-Step nothing(Context&, Op const&) { return Step::kNext; }
-
 // ---- the tensor core's queue
 
 // tcgen05.cp: rows of a matrix in shared memory into columns. numbers: CTAs, rows, pieces of 16 bytes a row
@@ -217,6 +213,7 @@ Step commit(Context& c, Op const& op) {  // numbers: displacement, 1: multicast.
     fail("divergence", "tcgen05.commit by %d lanes at once", __builtin_popcount(c.mask));
   int const l = c.first_lane();
   u32 const barrier = u32(read_lane(c, op.in[0], d.values[0].size, l)) + u32(d.numbers[0]);
+  c.cluster.mbarrier(barrier);
   u32 const ranks = d.numbers[1] ? u32(read_lane(c, d.values[1].offset, d.values[1].size, l)) & 0xffff
                                  : 1u << (barrier >> kRankShift);
   Cluster& cluster = c.cluster;

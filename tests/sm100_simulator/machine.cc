@@ -15,6 +15,8 @@ void unflatten(u32 i, u32 const (&extent)[3], u32 (&out)[3]) {
 }
 
 constexpr u32 kMbarriersPerCta = 64;
+// How long nothing may happen: rounds of the scheduler; the same where warps sleep; instructions where they compute.
+constexpr u64 kIdleRounds = 2000, kSleepingRounds = 100000, kLongestLoop = 10000000;
 
 u32 special_value(std::string const& name, Machine const& m, Cluster const& cluster, Cta const& cta, Warp const& w,
                   u32 lane) {
@@ -58,23 +60,23 @@ u32 special_value(std::string const& name, Machine const& m, Cluster const& clus
 // Most work comes soon, some very late: what an unlucky machine might do.
 u64 Machine::delay() { return 1 + (random() % 4 ? random() % 16 : random() % 1500); }
 
-void Machine::later(std::function<void()> work) {
+void Machine::later(Cluster const& cluster, std::function<void()> work) {
   if (!settings.adversarial) return work();
-  events_.push_back({now + delay(), order_++, std::move(work)});
+  events_.push_back({now + delay(), order_++, &cluster, std::move(work)});
 }
 
 void Machine::later_in_order(Cta& cta, std::function<void()> work) {
   if (!settings.adversarial) return work();
   cta.tensor_due = std::max(cta.tensor_due, now) + random() % 8;
-  events_.push_back({cta.tensor_due, order_++, std::move(work)});
+  events_.push_back({cta.tensor_due, order_++, cta.cluster, std::move(work)});
 }
 
-void Machine::deliver(bool all) {
+void Machine::deliver(Cluster const* ending) {
   // Ties go by order: the tensor core's queue relies on it.
   while (true) {
     size_t best = events_.size();
     for (size_t i = 0; i < events_.size(); ++i) {
-      if (!all && events_[i].due > now) continue;
+      if (ending ? events_[i].cluster != ending : events_[i].due > now) continue;
       if (best == events_.size() ||
           std::make_pair(events_[i].due, events_[i].order) < std::make_pair(events_[best].due, events_[best].order))
         best = i;
@@ -110,6 +112,7 @@ void Machine::start_warp(Cta& cta, u32 index) {
   w.written.assign(p.register_count, 0);
   w.clock.resize(cluster.agents);
   w.fence.resize(cluster.agents);
+  w.observed.resize(cluster.agents);
   w.clock.seen[w.agent] = 1;
   w.counts.assign(p.code.size(), 0);
   u32 const threads = volume(launch->block), first = index * kLanes;
@@ -166,6 +169,7 @@ void Machine::start_cluster() {
     }
     cta.warps.resize(warps);
     cta.live_warps = warps;
+    cta.departed.resize(cluster->agents);
     // What a thread may have at most, since the PTX does not say what it gets.
     u32 const registers = l.program->kernel->max_registers ? l.program->kernel->max_registers
                                                            : std::min(255u, 65536 / (warps * kLanes)) / 8 * 8;
@@ -205,26 +209,35 @@ std::string where(Machine const& m, Warp const& w, u32 pc, u32 mask) {
        c.mask & ~c.warp.written[id]);
 }
 
-void merge(std::vector<LaneGroup>& groups) {
+bool merge(std::vector<LaneGroup>& groups) {
+  bool met = false;
   for (size_t i = 0; i < groups.size(); ++i) {
     for (size_t j = i + 1; j < groups.size();) {
       if (groups[j].pc == groups[i].pc) {
         groups[i].mask |= groups[j].mask;
         groups.erase(groups.begin() + long(j));
         for (LaneGroup& g : groups) g.asleep = false;
+        met = true;
       } else {
         ++j;
       }
     }
   }
+  return met;
 }
 
 }  // namespace
 
-void Machine::run_slice(Cluster& cluster, Warp& w, int quantum) {
+bool Machine::run_slice(Cluster& cluster, Warp& w, int quantum) {
   Program const& program = *launch->program;
   u32 const* ids = program.ids.data();
   for (LaneGroup& g : w.groups) g.asleep = false;
+  // Lanes that spin must not keep the others of their warp from going on.
+  w.divided = w.groups.size() > 1 ? w.divided + 1 : 0;
+  if (w.divided > 4 && w.divided % 2)
+    std::min_element(w.groups.begin(), w.groups.end(), [](LaneGroup const& a, LaneGroup const& b) {
+      return a.pc < b.pc;
+    })->asleep = true;
   Context c{*this, cluster, *w.cta, w, nullptr, 0};
   u32 pc = 0;
   try {
@@ -233,7 +246,7 @@ void Machine::run_slice(Cluster& cluster, Warp& w, int quantum) {
       size_t chosen = w.groups.size();
       for (size_t i = 0; i < w.groups.size(); ++i)
         if (!w.groups[i].asleep && (chosen == w.groups.size() || w.groups[i].pc < w.groups[chosen].pc)) chosen = i;
-      if (chosen == w.groups.size()) return;
+      if (chosen == w.groups.size()) return false;
       bool const alone = w.groups.size() == 1;
       Step step = Step::kNext;
       do {
@@ -280,7 +293,7 @@ void Machine::run_slice(Cluster& cluster, Warp& w, int quantum) {
         else
           ++i;
       }
-      if (w.groups.size() > 1) merge(w.groups);
+      if (w.groups.size() > 1 && merge(w.groups)) w.divided = 0;
     }
   } catch (Failure const& f) {
     throw Failure(f.category, f.what() + where(*this, w, pc, c.mask));
@@ -288,6 +301,8 @@ void Machine::run_slice(Cluster& cluster, Warp& w, int quantum) {
   if (w.groups.empty()) {
     Cta& cta = *w.cta;
     --cta.live_warps;
+    cta.departed.join(w.clock);
+    if (w.cluster_arrived == cluster.generation) --cluster.arrived;  // it arrived without a wait: it counts no more
     ++progress;
     try {
       for (auto const& group : w.bulk_groups)
@@ -311,6 +326,7 @@ void Machine::run_slice(Cluster& cluster, Warp& w, int quantum) {
     finish_named_barriers(cta);
     finish_cluster_barrier(cluster);
   }
+  return quantum <= 0;
 }
 
 void Machine::retire(Cluster& cluster) {
@@ -375,7 +391,7 @@ void Machine::run(Launch const& l) {
   events_.clear();
   maps_written.clear();
   u32 const slots = std::max(1u, settings.sms / size);
-  u64 idle_rounds = 0, start = traffic.instructions;
+  u64 idle_rounds = 0, start = traffic.instructions, last_progress = start;
   std::vector<std::pair<Cluster*, Warp*>> order;
   while (true) {
     while (resident_.size() < slots && next_cluster < clusters) start_cluster();
@@ -387,15 +403,17 @@ void Machine::run(Launch const& l) {
           if (!w.done()) order.push_back({cluster.get(), &w});
     if (settings.adversarial) std::shuffle(order.begin(), order.end(), random);
     u64 const before = progress;
+    bool busy = false;
+    slept = false;
     for (auto [cluster, w] : order) {
-      if (!w->done()) run_slice(*cluster, *w, settings.adversarial ? 20 + int(random() % 400) : 4096);
+      if (!w->done()) busy |= run_slice(*cluster, *w, settings.adversarial ? 20 + int(random() % 400) : 4096);
       ++now;
       ++traffic.slices;
-      if (settings.adversarial) deliver(false);
+      if (settings.adversarial) deliver();
     }
     for (size_t i = 0; i < resident_.size();) {
       if (resident_[i]->live_warps() == 0) {
-        deliver(true);
+        deliver(resident_[i].get());
         retire(*resident_[i]);
         resident_.erase(resident_.begin() + long(i));
         ++progress;
@@ -405,16 +423,20 @@ void Machine::run(Launch const& l) {
     }
     if (progress != before) {
       idle_rounds = 0;
+      last_progress = traffic.instructions;
     } else {
       ++idle_rounds;
       if (!events_.empty()) {  // nothing to do but wait: skip to the next arrival
         u64 due = ~0ull;
         for (Event const& e : events_) due = std::min(due, e.due);
         now = std::max(now, due);
-        deliver(false);
+        deliver();
       } else {
         for (auto [cluster, w] : order) w->timed_out = true;  // a try_wait gives up now and then
-        if (idle_rounds > 2000) report_deadlock();
+        // A warp that computes for long looks like one that spins without a wait; it is given more time.
+        if (idle_rounds > (slept ? kSleepingRounds : kIdleRounds) &&
+            (!busy || traffic.instructions - last_progress > kLongestLoop))
+          report_deadlock();
       }
     }
     if (traffic.instructions - start > settings.max_instructions)

@@ -31,10 +31,14 @@ struct LaneGroup {  // lanes of a warp that are at the same instruction
 struct Mbarrier {
   u32 address, agent;
   u32 expected, pending;
-  i64 bytes = 0;      // transaction count
-  u64 completed = 0;  // phases
+  i64 bytes = 0;        // transaction count
+  u64 completed = 0;    // phases
+  u32 first_epoch = 0;  // of its agent, which an earlier mbarrier may have had
   Clock gathering, done;
   Stamp initialised;
+
+  // Of work that the present phase reports.
+  Stamp next_completion() const { return Stamp(agent, first_epoch + u32(completed) + 1); }
 };
 
 struct BulkGroup {  // bulk stores of one thread, committed together
@@ -54,14 +58,17 @@ struct Warp {
   std::vector<u32> written;  // a mask of lanes for every register
   std::vector<LaneGroup> groups;
   u32 exited = 0;
+  u32 divided = 0;  // slices since its lanes last met
   Clock clock;
-  Clock fence;  // what the last thread fence covered: what a relaxed arrival releases
+  Clock fence;     // what the last thread fence covered: what a relaxed arrival or store releases
+  Clock observed;  // what relaxed loads have found released: a thread fence acquires it
   std::vector<u32> counts;
   std::vector<u8> local;
 
   // What a blocked warp waits for, for the scheduler and the report of a deadlock.
   u32 waits_on = 0;         // an mbarrier's address
   u64 waits_since = 0;      // its phase count when the wait began
+  u32 waits_at = 0;         // the instruction
   bool timed_out = false;   // a try_wait may give up
   i64 bar_generation = -1;  // of the named barrier that it arrived at
   i64 cluster_arrived = -1;
@@ -99,9 +106,11 @@ struct Cta {
   TensorMemory tensor;
   std::array<NamedBarrier, 16> barriers;
   std::unordered_map<u32, std::unique_ptr<Mbarrier>> mbarriers;
+  std::unordered_map<u32, Clock> flags;  // what was released through a word of shared memory
   u32 tensor_agent = 0, tensor_epoch = 1;
   u64 tensor_due = 0;  // the tensor core's queue is in order
   u32 live_warps = 0;
+  Clock departed;  // of the warps that have left
   u32 registers_used = 0;
   u32 copies_in_flight = 0;  // into its shared memory
   bool exited = false;
@@ -114,10 +123,11 @@ struct Cluster {
   i64 generation = 0;
   Clock gathering, done;
   u32 next_agent = 0, agents = 0;
+  std::vector<std::pair<u32, u32>> free_agents;  // of mbarriers that are no more, and the epoch to go on with
   std::vector<std::string> agent_names;
 
-  Cta& owner(u32 address, u32 bytes, char const* what);  // checks bounds and that the CTA is alive
-  u8* pointer(u32 address, u32 bytes, char const* what) {
+  Cta& owner(u32 address, u64 bytes, char const* what);  // checks bounds and that the CTA is alive
+  u8* pointer(u32 address, u64 bytes, char const* what) {
     return &owner(address, bytes, what).shared[address & kOffsetMask];
   }
   Mbarrier& mbarrier(u32 address);
@@ -145,6 +155,7 @@ class GlobalMemory {
 struct Event {
   u64 due;
   u64 order;
+  Cluster const* cluster;
   std::function<void()> run;
 };
 
@@ -195,8 +206,8 @@ class Machine {
   explicit Machine(Settings const& settings) : settings(settings), random(settings.seed) {}
   void run(Launch const& launch);
 
-  // Runs `work` now, or at a random later time.
-  void later(std::function<void()> work);
+  // Runs `work` of a cluster now, or at a random later time before the cluster ends.
+  void later(Cluster const& cluster, std::function<void()> work);
   void later_in_order(Cta& cta, std::function<void()> work);
 
   Settings settings;
@@ -208,6 +219,7 @@ class Machine {
   std::vector<std::vector<u64>> counts;  // executions of each instruction by each warp of a cluster
   std::map<u64, u64> maps_written;       // tensor maps that this launch has written, and when
   u64 map_time = 0;
+  bool slept = false;                  // a warp has executed nanosleep
   u32 next_cluster = 0, clusters = 0;  // of the grid
   u64 now = 0;
 
@@ -216,9 +228,9 @@ class Machine {
  private:
   void start_cluster();
   void start_warp(Cta& cta, u32 index);
-  void run_slice(Cluster& cluster, Warp& warp, int quantum);
+  bool run_slice(Cluster& cluster, Warp& warp, int quantum);  // true: it could have gone on
   void retire(Cluster& cluster);
-  void deliver(bool all);
+  void deliver(Cluster const* ending = nullptr);  // what is due, or all that the cluster still has
   void report_deadlock();
   u64 delay();
 
@@ -269,6 +281,12 @@ struct Context {
 };
 
 u64 read_lane(Context const& c, u32 offset, int size, int lane);
+inline Details const& details(Context const& c, Op const& op) {
+  return c.machine.launch->program->details[op.immediate];
+}
+// Swizzles of 32, 64 and 128 bytes (modes 1 to 3; 0: none), of the copy unit and of the tensor core alike: units of 16
+// bytes change places by the number of their row of 128 bytes.
+inline u32 swizzled(u32 address, int mode) { return address ^ ((address >> 7 & ((1u << mode) - 1)) << 4); }
 std::string describe_agent(Cluster const& cluster, Stamp stamp);
 
 // mbarrier.cc
@@ -280,5 +298,8 @@ bool mbarrier_poll(Context& c, Mbarrier& b, u32 parity);
 // execute_barrier.cc
 void finish_cluster_barrier(Cluster& cluster);
 void finish_named_barriers(Cta& cta);
+// A warp's access to the word at `offset` by an atomic or by a load or store that synchronises.
+void acquire_flag(Cta& cta, Warp& w, u32 offset, bool acquires);
+void release_flag(Cta& cta, Warp& w, u32 offset, bool releases);
 
 }  // namespace simulator

@@ -10,7 +10,7 @@ void finish_phase(Machine& m, Mbarrier& b) {
   if (b.pending != 0 || b.bytes != 0) return;
   ++b.completed;
   b.pending = b.expected;
-  b.gathering.seen[b.agent] = u32(b.completed);
+  b.gathering.seen[b.agent] = b.first_epoch + u32(b.completed);
   b.done = b.gathering;
   ++m.progress;
 }
@@ -52,8 +52,9 @@ bool mbarrier_poll(Context& c, Mbarrier& b, u32 parity) {
     w.waits_on = 0;
     return true;
   }
-  if (w.waits_on != key) {
+  if (w.waits_on != key || w.waits_at != c.group->pc) {
     w.waits_on = key;
+    w.waits_at = c.group->pc;
     w.waits_since = b.completed;
   } else if (b.completed >= w.waits_since + 2) {
     fail("mbarrier",

@@ -15,14 +15,16 @@ void GlobalMemory::remove(u64 begin) {
 
 bool GlobalMemory::contains(u64 address, u64 bytes) const {
   if (address >= begin_ && address + bytes <= end_) return true;
-  auto after = ranges_.upper_bound(address);
-  if (after == ranges_.begin()) return false;
-  auto const& [begin, range] = *std::prev(after);
-  if (address + bytes > range.end || address + bytes < address) return false;
-  begin_ = begin;
-  end_ = range.end;
-  writable_ = range.writable;
-  return true;
+  // Ranges may lie within others: the innermost comes first.
+  for (auto after = ranges_.upper_bound(address); after != ranges_.begin(); --after) {
+    auto const& [begin, range] = *std::prev(after);
+    if (address + bytes > range.end || address + bytes < address) continue;
+    begin_ = begin;
+    end_ = range.end;
+    writable_ = range.writable;
+    return true;
+  }
+  return false;
 }
 
 u8* GlobalMemory::check(u64 address, u64 bytes, bool write, char const* what) const {
@@ -42,7 +44,7 @@ u8* GlobalMemory::check(u64 address, u64 bytes, bool write, char const* what) co
   return reinterpret_cast<u8*>(address);
 }
 
-Cta& Cluster::owner(u32 address, u32 bytes, char const* what) {
+Cta& Cluster::owner(u32 address, u64 bytes, char const* what) {
   u32 const rank = address >> kRankShift, offset = address & kOffsetMask;
   if (rank >= ctas.size())
     fail("out_of_bounds", "%s at shared address %#x: rank %u of a cluster of %zu CTAs", what, address, rank,
@@ -50,8 +52,8 @@ Cta& Cluster::owner(u32 address, u32 bytes, char const* what) {
   Cta& cta = *ctas[rank];
   if (cta.exited) fail("exited", "%s of the shared memory of CTA %u, which has exited", what, rank);
   if (offset < kReservedShared || offset + bytes > cta.shared.size())
-    fail("out_of_bounds", "%s of %u bytes at offset %#x of shared memory, which spans %#x to %#zx", what, bytes, offset,
-         kReservedShared, cta.shared.size());
+    fail("out_of_bounds", "%s of %llu bytes at offset %#x of shared memory, which spans %#x to %#zx", what,
+         (unsigned long long)bytes, offset, kReservedShared, cta.shared.size());
   return cta;
 }
 

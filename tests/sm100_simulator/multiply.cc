@@ -39,15 +39,6 @@ MatrixDescriptor parse_descriptor(u64 x) {
   return d;
 }
 
-namespace {
-
-u32 swizzled(u32 address, int mode) {
-  u32 const mask = mode == 3 ? 7 : mode == 2 ? 3 : mode == 1 ? 1 : 0;
-  return address ^ ((address >> 7 & mask) << 4);
-}
-
-}  // namespace
-
 u32 k_major_offset(MatrixDescriptor const& d, u32 row, u32 piece) {
   u32 const span = 16u << d.swizzle;
   u32 const along = d.swizzle ? piece * 16 : piece * d.leading;

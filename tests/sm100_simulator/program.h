@@ -87,7 +87,6 @@ struct Program {
   u32 local_bytes = 0;
   std::vector<u32> parameter_offsets;
   u32 parameter_bytes = 0;
-  std::vector<u8> module_memory;  // .global and .const variables
 };
 
 // Builds Ops. The decode_* functions of the execute_*.cc files recognise their opcodes and return false for others.

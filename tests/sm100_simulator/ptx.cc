@@ -65,6 +65,24 @@ std::string without_comments(std::string const& text) {
   return out;
 }
 
+// Of -lineinfo: lines that end without a semicolon, and sections of their own.
+std::string without_line_numbers(std::string const& text) {
+  std::string out;
+  for (size_t i = 0; i < text.size();) {
+    size_t end = std::min(text.find('\n', i), text.size());
+    std::string const line = trim(text.substr(i, end - i));
+    if (line.compare(0, 8, ".section") == 0) {
+      end = std::min(text.find('}', i), text.size());
+    } else if (line.compare(0, 5, ".loc\t") != 0 && line.compare(0, 5, ".loc ") != 0 &&
+               line.compare(0, 5, ".file") != 0) {
+      out.append(text, i, end - i);
+    }
+    out += '\n';
+    i = end + 1;
+  }
+  return out;
+}
+
 // Names are visible in their block and the blocks within it; inline assembly opens blocks of its own.
 class Body {
  public:
@@ -226,9 +244,14 @@ Variable variable(std::string const& text) {  // .shared .align 4 .b8 name[8] = 
   int const size = type_size(type);
   v.bytes = count * size;
   v.alignment = std::max(v.alignment, size);
-  if (size_t const open = text.find('{'); open != std::string::npos) {
-    for (std::string const& value : split(text.substr(open + 1, text.rfind('}') - open - 1), ',')) {
-      u64 const bits = strtoull(value.c_str(), nullptr, 0);
+  if (size_t const equals = text.find('='); equals != std::string::npos) {
+    std::string values = trim(text.substr(equals + 1));
+    if (values[0] == '{') values = values.substr(1, values.rfind('}') - 1);
+    for (std::string const& value : split(values, ',')) {
+      bool const is_float = value.size() > 2 && value[0] == '0' && strchr("fFdD", value[1]);
+      if (!is_float && !isdigit(value[0]) && value[0] != '-')
+        fail("ptx", "the initial value %s of %s is not known", value.c_str(), v.name.c_str());
+      u64 const bits = is_float ? strtoull(value.c_str() + 2, nullptr, 16) : strtoull(value.c_str(), nullptr, 0);
       for (int i = 0; i < size; ++i) v.initial.push_back(u8(bits >> 8 * i));
     }
   }
@@ -241,7 +264,7 @@ void Body::statement(std::string s) {
     if (s.compare(0, 4, ".reg") == 0) return declare_registers(s);
     if (s.compare(0, 7, ".shared") == 0) return kernel_.shared.push_back(variable(s));
     if (s.compare(0, 6, ".local") == 0) return kernel_.local.push_back(variable(s));
-    if (s.compare(0, 6, ".param") == 0 || s.compare(0, 7, ".pragma") == 0 || s.compare(0, 4, ".loc") == 0) return;
+    if (s.compare(0, 6, ".param") == 0 || s.compare(0, 7, ".pragma") == 0) return;
     if (s.compare(0, 14, ".branchtargets") == 0 || s.compare(0, 13, ".callprototyp") == 0) return;
     fail("ptx", "directive %s is not known", s.substr(0, 40).c_str());
   }
@@ -307,7 +330,7 @@ size_t closing(std::string const& text, size_t open, char left, char right) {
 }  // namespace
 
 Module parse_ptx(std::string const& source) {
-  std::string const text = without_comments(source.substr(0, source.find('\0')));
+  std::string const text = without_line_numbers(without_comments(source.substr(0, source.find('\0'))));
   Module module;
   for (size_t i = 0; i < text.size();) {
     i = text.find_first_not_of(" \t\r\n", i);
@@ -315,7 +338,6 @@ Module parse_ptx(std::string const& source) {
     std::string const line = text.substr(i, text.find('\n', i) - i);
     if (line.compare(0, 8, ".version") == 0 || line.compare(0, 13, ".address_size") == 0 ||
         line.compare(0, 7, ".target") == 0) {
-      if (line[1] == 't') module.target = trim(line.substr(7));
       i += line.size();
       continue;
     }

@@ -62,7 +62,6 @@ struct Kernel {
 };
 
 struct Module {
-  std::string target;
   std::vector<Variable> global, shared, constant;  // at module scope
   std::vector<Kernel> kernels;
 };

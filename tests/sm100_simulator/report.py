@@ -5,7 +5,7 @@ SUB_PARTITIONS = 4  # of an SM: warp i of a CTA issues from sub-partition i mod 
 
 def roles_of(kernel, roles):
     """[(name, warps of the report)]: `roles` maps a name to warp numbers of a CTA; without it, warps that executed the same
-    opcodes the same number of times share a role."""
+    opcodes share a role."""
     warps = kernel["warps"]
     if roles:
         return [(name, [w for w in warps if w["warp"] in set(numbers)]) for name, numbers in roles.items()]

@@ -14,7 +14,7 @@ namespace {
 struct Registry {
   std::map<void const*, LoadedKernel> kernels;  // by host function
   std::map<void**, std::vector<std::shared_ptr<Module>>> modules;
-  std::map<void const*, std::string> variables;
+  std::map<void**, std::string> failures;  // why a library's PTX was not understood, told at its first launch
 };
 Registry& registry() {
   static Registry r;
@@ -67,8 +67,6 @@ std::vector<std::shared_ptr<Module>> read_fat_binary(u8 const* data) {
   return modules;
 }
 
-std::string registration_failure;  // told at the first launch
-
 template <class F>
 cudaError_t guarded(F work) {
   Session* s = active();
@@ -88,10 +86,10 @@ cudaError_t guarded(F work) {
 }
 
 LoadedKernel& find_kernel(void const* function) {
-  if (!registration_failure.empty()) throw Failure("ptx", registration_failure);
   auto found = registry().kernels.find(function);
   if (found == registry().kernels.end())
     throw Failure("launch", "a launch of a function that no library registered as a kernel");
+  if (!found->second.failure.empty()) throw Failure("ptx", found->second.failure);
   return found->second;
 }
 
@@ -179,25 +177,28 @@ void** __cudaRegisterFatBinary(void* wrapper) {
   void** handle = new void*[1]{wrapper};
   try {
     registry().modules[handle] = read_fat_binary(static_cast<FatWrapper*>(wrapper)->data);
-  } catch (Failure const& f) {
-    registration_failure = f.what();
+  } catch (std::exception const& e) {
+    registry().failures[handle] = e.what();
   }
   return handle;
 }
 void __cudaRegisterFatBinaryEnd(void**) {}
 void __cudaUnregisterFatBinary(void** handle) {
   registry().modules.erase(handle);
+  registry().failures.erase(handle);
   delete[] handle;
 }
 void __cudaRegisterFunction(void** handle, char const* host, char*, char const* name, int, uint3*, uint3*, dim3*, dim3*,
                             int*) {
+  if (auto const failed = registry().failures.find(handle); failed != registry().failures.end()) {
+    registry().kernels[host] = {name, nullptr, failed->second};
+    return;
+  }
   for (auto const& module : registry().modules[handle])
     for (Kernel const& k : module->kernels)
-      if (k.name == name) registry().kernels[host] = {name, module};
+      if (k.name == name) registry().kernels[host] = {name, module, ""};
 }
-void __cudaRegisterVar(void**, char* host, char*, char const* name, int, size_t, int, int) {
-  registry().variables[host] = name;
-}
+void __cudaRegisterVar(void**, char*, char*, char const*, int, size_t, int, int) {}
 unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, CUstream_st* stream) {
   configurations.push_back({grid, block, shared, stream});
   return 0;
@@ -235,14 +236,14 @@ cudaError_t cudaLaunchKernelExC(cudaLaunchConfig_t const* config, void const* fu
   return launch(function, config->gridDim, config->blockDim, cluster, config->dynamicSmemBytes, arguments);
 }
 cudaError_t cudaFuncSetAttribute(void const* function, cudaFuncAttribute a, int value) {
-  return guarded([&](Session&) {
-    LoadedKernel& k = find_kernel(function);
+  return guarded([&](Session& s) {
+    KernelLimits& limits = s.limits[&find_kernel(function)];
     if (a == cudaFuncAttributeMaxDynamicSharedMemorySize) {
       if (value < 0 || value > int(kMaxShared))
         fail("launch", "cudaFuncAttributeMaxDynamicSharedMemorySize of %d: at most %u", value, kMaxShared);
-      k.max_dynamic_shared = u32(value);
+      limits.dynamic_shared = u32(value);
     } else if (a == cudaFuncAttributeNonPortableClusterSizeAllowed) {
-      k.large_clusters = value;
+      limits.large_clusters = value;
     }
   });
 }
@@ -309,16 +310,24 @@ cudaError_t cudaMalloc(void** p, size_t bytes) {
 cudaError_t cudaMallocAsync(void** p, size_t bytes, cudaStream_t) { return cudaMalloc(p, bytes); }
 cudaError_t cudaFree(void* p) { return result(active() && active()->release(p) ? cudaSuccess : cudaErrorInvalidValue); }
 cudaError_t cudaFreeAsync(void* p, cudaStream_t) { return cudaFree(p); }
-cudaError_t cudaMemcpy(void* to, void const* from, size_t bytes, cudaMemcpyKind) {
-  return memmove(to, from, bytes), cudaSuccess;
+cudaError_t cudaMemcpy(void* to, void const* from, size_t bytes, cudaMemcpyKind kind) {
+  return guarded([&](Session& s) {
+    bool const to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice,
+               from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+    if (bytes && to_device) s.machine.memory.check(u64(to), bytes, true, "cudaMemcpy");
+    if (bytes && from_device) s.machine.memory.check(u64(from), bytes, false, "cudaMemcpy");
+    memmove(to, from, bytes);
+  });
 }
-cudaError_t cudaMemcpyAsync(void* to, void const* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
-  return memmove(to, from, bytes), cudaSuccess;
+cudaError_t cudaMemcpyAsync(void* to, void const* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
+  return cudaMemcpy(to, from, bytes, kind);
 }
-cudaError_t cudaMemset(void* p, int value, size_t bytes) { return memset(p, value, bytes), cudaSuccess; }
-cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t) {
-  return memset(p, value, bytes), cudaSuccess;
+cudaError_t cudaMemset(void* p, int value, size_t bytes) {
+  return guarded([&](Session& s) {
+    if (bytes) memset(s.machine.memory.check(u64(p), bytes, true, "cudaMemset"), value, bytes);
+  });
 }
+cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t) { return cudaMemset(p, value, bytes); }
 
 // ---- the driver's tensor-map encoder
 

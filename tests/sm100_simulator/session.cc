@@ -47,6 +47,7 @@ Session::Loaded& Session::load(LoadedKernel& kernel) {
     for (auto const* list : {&module.global, &module.constant}) {
       for (Variable const& v : *list) {
         u8* p = static_cast<u8*>(allocate(v.bytes));
+        if (!p) fail("launch", "no memory for the %llu bytes of %s", (unsigned long long)v.bytes, v.name.c_str());
         memset(p, 0, v.bytes);
         memcpy(p, v.initial.data(), v.initial.size());
         globals[v.name] = u64(p);
@@ -67,6 +68,7 @@ void Session::launch(LoadedKernel& kernel, u32 const (&grid)[3], u32 const (&blo
                      u64 dynamic_shared, void** arguments) {
   Program const& program = load(kernel).program;
   Kernel const& k = *program.kernel;
+  KernelLimits const limits = this->limits[&kernel];
   Launch l;
   l.program = &program;
   auto bad = [&](char const* format, auto... values) {
@@ -86,19 +88,25 @@ void Session::launch(LoadedKernel& kernel, u32 const (&grid)[3], u32 const (&blo
     if (k.exact_threads && block[i] != k.max_threads[i])
       bad("%u threads in dimension %d, and the kernel was compiled for %u", block[i], i, k.max_threads[i]);
   }
+  if (grid[0] > 0x7fffffff || grid[1] > 65535 || grid[2] > 65535)
+    bad("a grid of %u x %u x %u: at most 2^31 - 1 x 65535 x 65535", grid[0], grid[1], grid[2]);
+  if (block[0] > 1024 || block[1] > 1024 || block[2] > 64)
+    bad("a CTA of %u x %u x %u threads: at most 1024 x 1024 x 64", block[0], block[1], block[2]);
+  if (u64(grid[0]) * grid[1] * grid[2] >= 1ull << 32) bad("a grid of 2^32 CTAs and more is not known to the simulator");
   u32 const threads = block[0] * block[1] * block[2], size = l.cluster[0] * l.cluster[1] * l.cluster[2];
   u32 const allowed = k.max_threads[0] ? k.max_threads[0] * k.max_threads[1] * k.max_threads[2] : 1024;
   if (threads > 1024 || threads > allowed) bad("%u threads a CTA: at most %u", threads, std::min(allowed, 1024u));
-  if (k.max_registers * threads > 65536)
-    bad("%u threads of %u registers: at most 65536 a CTA", threads, k.max_registers);
-  if (size > (kernel.large_clusters ? 16u : 8u))
-    bad("a cluster of %u CTAs: at most %u", size, kernel.large_clusters ? 16u : 8u);
+  if (size > (limits.large_clusters ? 16u : 8u))
+    bad("a cluster of %u CTAs: at most %u", size, limits.large_clusters ? 16u : 8u);
+  if (k.max_registers * ((threads + kLanes - 1) / kLanes * kLanes) > 65536)
+    bad("%u threads of %u registers: the CTA may have 65536", threads, k.max_registers);
+  if (program.shared_bytes > 48 * 1024) bad("%u bytes of static shared memory: at most 49152", program.shared_bytes);
   if (dynamic_shared + program.shared_bytes > kMaxShared)
     bad("%llu bytes of shared memory: at most %u", (unsigned long long)dynamic_shared + program.shared_bytes,
         kMaxShared);
-  if (dynamic_shared > kernel.max_dynamic_shared)
+  if (dynamic_shared > limits.dynamic_shared)
     bad("%llu bytes of dynamic shared memory, and cudaFuncAttributeMaxDynamicSharedMemorySize is %u",
-        (unsigned long long)dynamic_shared, kernel.max_dynamic_shared);
+        (unsigned long long)dynamic_shared, limits.dynamic_shared);
   l.dynamic_shared = u32(dynamic_shared);
   l.parameters.resize(program.parameter_bytes);
   for (size_t i = 0; i < k.parameters.size(); ++i)
@@ -121,7 +129,6 @@ void Session::launch(LoadedKernel& kernel, u32 const (&grid)[3], u32 const (&blo
   finish();
   ++into.launches;
   into.cluster = size;
-  into.warps = (threads + kLanes - 1) / kLanes;
   Traffic const& t = machine.traffic;
   into.traffic.loads += t.loads - before.loads;
   into.traffic.load_bytes += t.load_bytes - before.load_bytes;
@@ -133,20 +140,18 @@ void Session::launch(LoadedKernel& kernel, u32 const (&grid)[3], u32 const (&blo
   into.traffic.multiply_cycles += t.multiply_cycles - before.multiply_cycles;
   into.traffic.instructions += t.instructions - before.instructions;
   into.traffic.clusters += t.clusters - before.clusters;
-  count(into, program);
+  count(into, program, (threads + kLanes - 1) / kLanes);
 }
 
-void Session::count(KernelCounts& into, Program const& program) {
-  size_t const slots = machine.counts.size();
-  into.opcodes.resize(std::max(into.opcodes.size(), slots));
-  into.classes.resize(into.opcodes.size());
-  for (size_t s = 0; s < slots; ++s) {
+void Session::count(KernelCounts& into, Program const& program, u32 warps) {
+  for (u32 s = 0; s < machine.counts.size(); ++s) {
+    KernelCounts::Executed& warp = into.warps[{s / warps, s % warps}];
     for (size_t i = 0; i < machine.counts[s].size(); ++i) {
       u64 const n = machine.counts[s][i];
       if (!n) continue;
       bool const last = i >= program.kernel->statements.size();
-      into.opcodes[s][last ? "ret" : program.kernel->statements[i].opcode] += n;
-      into.classes[s][kClassNames[int(program.classes[i])]] += n;
+      warp.opcodes[last ? "ret" : program.kernel->statements[i].opcode] += n;
+      warp.classes[kClassNames[int(program.classes[i])]] += n;
     }
   }
 }
@@ -176,10 +181,10 @@ std::string Session::report() const {
            ", \"reduction_bytes\": " + std::to_string(k.traffic.reduction_bytes) +
            ", \"multiplications\": " + std::to_string(k.traffic.multiplications) +
            ", \"multiply_cycles\": " + number(k.traffic.multiply_cycles) + ", \"warps\": [";
-    for (size_t s = 0; s < k.opcodes.size(); ++s)
-      out += std::string(s ? ", " : "") + "{\"rank\": " + std::to_string(s / k.warps) +
-             ", \"warp\": " + std::to_string(s % k.warps) + ", \"opcodes\": " + table(k.opcodes[s]) +
-             ", \"classes\": " + table(k.classes[s]) + "}";
+    for (auto const& [place, w] : k.warps)
+      out += std::string(out.back() == '[' ? "" : ", ") + "{\"rank\": " + std::to_string(place.first) +
+             ", \"warp\": " + std::to_string(place.second) + ", \"opcodes\": " + table(w.opcodes) +
+             ", \"classes\": " + table(w.classes) + "}";
     out += "]}";
   }
   return out + "}";

@@ -10,15 +10,22 @@ namespace simulator {
 struct LoadedKernel {
   std::string name;
   std::shared_ptr<Module> module;
-  u32 max_dynamic_shared = 48 * 1024;
+  std::string failure;  // why there is no module
+};
+
+// What cudaFuncSetAttribute allows.
+struct KernelLimits {
+  u32 dynamic_shared = 48 * 1024;
   bool large_clusters = false;
 };
 
 struct KernelCounts {
   u64 launches = 0;
-  u32 cluster = 1, warps = 1;
-  std::vector<std::map<std::string, u64>> opcodes;  // by warp of a cluster
-  std::vector<std::map<std::string, u64>> classes;
+  u32 cluster = 1;
+  struct Executed {
+    std::map<std::string, u64> opcodes, classes;
+  };
+  std::map<std::pair<u32, u32>, Executed> warps;  // by rank and number
   Traffic traffic;
   u64 nanoseconds = 0;
 };
@@ -39,6 +46,7 @@ class Session {
   std::string category, text;  // of the first failure
   std::string map_problem;     // why the last tensor map was refused
   std::map<std::string, KernelCounts> counts;
+  std::map<LoadedKernel const*, KernelLimits> limits;
 
  private:
   struct Loaded {
@@ -46,7 +54,7 @@ class Session {
     std::unordered_map<std::string, u64> globals;
   };
   Loaded& load(LoadedKernel& kernel);
-  void count(KernelCounts& into, Program const& program);
+  void count(KernelCounts& into, Program const& program, u32 warps);
 
   std::map<std::string, std::unique_ptr<Loaded>> programs_;
   std::map<Module const*, std::unordered_map<std::string, u64>> globals_;

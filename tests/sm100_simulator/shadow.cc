@@ -7,10 +7,10 @@ namespace {
 
 char const* const kRaceHint = "nothing orders the two (a barrier, or a wait on the mbarrier that reports it)";
 
-u8 byte_mask(u32 offset, u32 bytes, u32 word) {
+u32 byte_mask(u32 offset, u32 bytes, u32 word) {
   u32 const first = word * 4 < offset ? offset & 3 : 0;
   u32 const last = std::min(word * 4 + 4, offset + bytes) - word * 4;
-  return u8((0xf << first) & ((1 << last) - 1));
+  return (0xfu << first) & ((1u << last) - 1);
 }
 
 void remember_reader(Stamp (&readers)[2], Stamp stamp, Clock const& clock) {
@@ -42,35 +42,53 @@ void check_not_moving(SharedWord const& s, u32 rank, u32 offset, bool write, cha
          who, rank, offset);
 }
 
+void check_load(SharedWord const& s, u32 rank, u32 offset, u32 mask) {
+  check_not_moving(s, rank, offset, false, "a load");
+  if ((s.written_bytes & mask) != mask)
+    fail("uninitialised", "a load reads shared memory that was never written (CTA %u, offset %#x)", rank, offset);
+}
+
 }  // namespace
+
+void SharedWord::remember_reader(Stamp stamp, u32 bytes, Clock const& clock) {
+  int slot = -1;
+  for (int i = 0; i < 2 && slot < 0; ++i)
+    if (!readers[i] || readers[i].agent() == stamp.agent() || readers[i].before(clock)) slot = i;
+  if (slot < 0) slot = stamp.bits >> 3 & 1;
+  bool const same = readers[slot].bits == stamp.bits;
+  reader_bytes = (same ? reader_bytes : reader_bytes & ~(0xfu << 4 * slot)) | bytes << 4 * slot;
+  readers[slot] = stamp;
+}
 
 void SharedShadow::read(Cluster const& c, Warp const& w, u32 rank, u32 offset, u32 bytes) {
   Stamp const stamp = w.stamp();
   for (u32 i = offset / 4; i * 4 < offset + bytes; ++i) {
     SharedWord& s = words_[i];
-    u8 const mask = byte_mask(offset, bytes, i);
-    check_not_moving(s, rank, i * 4, false, "a load");
-    if ((s.written_bytes & mask) != mask)
-      fail("uninitialised", "a load reads shared memory that was never written (CTA %u, offset %#x)", rank, i * 4);
+    u32 const mask = byte_mask(offset, bytes, i);
+    check_load(s, rank, i * 4, mask);
     if (s.writer_bytes & mask && !s.writer.before(w.clock)) race(c, rank, i * 4, "a read", s.writer, "a write");
-    remember_reader(s.readers, stamp, w.clock);
+    s.remember_reader(stamp, mask, w.clock);
   }
 }
 
-void SharedShadow::write(Cluster const& c, Warp const& w, u32 rank, u32 offset, u32 bytes, bool data_written) {
+void SharedShadow::read_flag(u32 rank, u32 offset, u32 bytes) const {
+  for (u32 i = offset / 4; i * 4 < offset + bytes; ++i) check_load(words_[i], rank, i * 4, byte_mask(offset, bytes, i));
+}
+
+void SharedShadow::write(Cluster const& c, Warp const& w, u32 rank, u32 offset, u32 bytes) {
   Stamp const stamp = w.stamp();
   for (u32 i = offset / 4; i * 4 < offset + bytes; ++i) {
     SharedWord& s = words_[i];
-    u8 const mask = byte_mask(offset, bytes, i);
+    u32 const mask = byte_mask(offset, bytes, i);
     check_not_moving(s, rank, i * 4, true, "a store");
     if (s.writer_bytes & mask && !s.writer.before(w.clock)) race(c, rank, i * 4, "a write", s.writer, "a write");
-    if (mask == 0xf)  // a reader's bytes are not known
-      for (Stamp r : s.readers)
-        if (r && !r.before(w.clock)) race(c, rank, i * 4, "a write", r, "a read");
-    // Of two warps that share a word, the last is remembered.
-    s.writer_bytes = s.writer.agent() == stamp.agent() ? s.writer_bytes | mask : mask;
+    for (int k = 0; k < 2; ++k)
+      if (Stamp const r = s.readers[k]; r && s.reader_bytes >> 4 * k & mask && !r.before(w.clock))
+        race(c, rank, i * 4, "a write", r, "a read");
+    // Of several writes of parts of a word, the last is remembered.
+    s.writer_bytes = s.writer.bits == stamp.bits ? s.writer_bytes | mask : mask;
     s.writer = stamp;
-    s.written_bytes = data_written ? s.written_bytes | mask : s.written_bytes & ~mask;
+    s.written_bytes |= mask;
     s.generic = true;
   }
 }
@@ -88,7 +106,7 @@ void SharedShadow::async_read(Cluster const& c, Warp const& w, u32 rank, u32 off
            "an asynchronous read of shared memory that %s wrote with ordinary stores and no fence.proxy.async between "
            "(CTA %u, offset %#x)",
            describe_agent(c, s.writer).c_str(), rank, i * 4);
-    if (stamp) remember_reader(s.readers, stamp, w.clock);
+    if (stamp) s.remember_reader(stamp, 0xf, w.clock);
   }
 }
 
@@ -121,8 +139,10 @@ void SharedShadow::begin_bulk_read(Cluster const& c, Warp const& w, u32 rank, u3
 
 void SharedShadow::end_bulk_read(u32 offset, u32 bytes, Stamp stamp) {
   for (u32 i = offset / 4; i * 4 < offset + bytes; ++i) {
-    --words_[i].being_read;
-    words_[i].readers[0] = stamp;
+    SharedWord& s = words_[i];
+    --s.being_read;
+    s.readers[0] = stamp;
+    s.reader_bytes |= 0xf;
   }
 }
 

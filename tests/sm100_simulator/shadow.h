@@ -13,12 +13,17 @@ struct Warp;
 // be missed but never invented.
 struct SharedWord {
   Stamp writer, readers[2];
-  u8 written_bytes = 0;  // ever
-  u8 writer_bytes = 0;   // by `writer`
-  u8 in_flight = 0;      // 1: an asynchronous copy is writing it
-  u8 being_read = 0;     // bulk stores that have not yet read it
-  bool generic = false;  // `writer` wrote through the generic proxy
-  bool mbarrier = false;
+  u32 written_bytes : 4;  // ever
+  u32 writer_bytes : 4;   // by `writer`
+  u32 reader_bytes : 8;   // by each of `readers`
+  u32 being_read : 13;    // bulk stores that have not yet read it
+  u32 in_flight : 1;      // an asynchronous copy is writing it
+  u32 generic : 1;        // `writer` wrote through the generic proxy
+  u32 mbarrier : 1;
+
+  SharedWord()
+      : written_bytes(0), writer_bytes(0), reader_bytes(0), being_read(0), in_flight(0), generic(0), mbarrier(0) {}
+  void remember_reader(Stamp stamp, u32 bytes, Clock const& clock);
 };
 
 class SharedShadow {
@@ -27,7 +32,8 @@ class SharedShadow {
 
   // Accesses by instructions of a warp (the generic proxy).
   void read(Cluster const& c, Warp const& w, u32 rank, u32 offset, u32 bytes);
-  void write(Cluster const& c, Warp const& w, u32 rank, u32 offset, u32 bytes, bool data_written = true);
+  void read_flag(u32 rank, u32 offset, u32 bytes) const;  // by a load that synchronises: it may race
+  void write(Cluster const& c, Warp const& w, u32 rank, u32 offset, u32 bytes);
   // By an asynchronous unit, on behalf of the warp that issued it.
   void async_read(Cluster const& c, Warp const& w, u32 rank, u32 offset, u32 bytes, Stamp stamp);
   void begin_async_write(Cluster const& c, Warp const& w, u32 rank, u32 offset, u32 bytes);

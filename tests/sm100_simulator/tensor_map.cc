@@ -55,11 +55,6 @@ std::string TensorMap::problem() const {
 
 namespace {
 
-u32 swizzled(u32 address, int mode) {
-  u32 const mask = mode == 3 ? 7 : mode == 2 ? 3 : mode == 1 ? 1 : 0;
-  return address ^ ((address >> 7 & mask) << 4);
-}
-
 u64 not_a_number(Element e) {
   switch (e) {
     case Element::kF16:

@@ -6,11 +6,11 @@
 
 namespace simulator {
 
-// "f32" -> 'f', 4. Kinds: u, s, b, f, p (predicate), h (bf16), and 2 for two packed in a register.
+// "f32" -> 'f', 4. Kinds: u, s, b, f, p (predicate) and h (bf16).
 struct Type {
   char kind = 0;
   int size = 0;
-  bool packed = false;  // x2
+  bool packed = false;  // x2: two in a register of `size` bytes
   bool is(char k, int s) const { return kind == k && size == s && !packed; }
   bool integer() const { return kind == 'u' || kind == 's' || kind == 'b'; }
 };
@@ -50,6 +50,8 @@ inline bool elementwise(Decoder& d, Statement const& s, Op& op, int sources, int
   for (int i = 0; i < sources; ++i) op.in[i] = d.source(s.operands[i + 1], size, op).offset;
   return true;
 }
+
+inline Step nothing(Context&, Op const&) { return Step::kNext; }
 
 template <class T, T (*F)(T)>
 Step unary(Context& c, Op const& op) {
