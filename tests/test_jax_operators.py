@@ -1,6 +1,7 @@
 """The operators on JAX arrays give the torch operators' bits, eagerly and under jit, call after call."""
 
 import functools
+from concurrent.futures import ThreadPoolExecutor
 
 import cases
 import numpy as np
@@ -120,6 +121,65 @@ def test_donated_arguments_and_cleared_caches():
         c = jnp.array(arrays["c"])  # a copy to give away
         assert_same(run(c, others), want)
         jax.clear_caches()
+
+
+def from_threads(run):
+    with ThreadPoolExecutor(4) as pool:
+        for future in [pool.submit(run) for _ in range(8)]:
+            result = future.result()
+    return result
+
+
+def with_setting(setting, value):
+    def wrapped(run):
+        with getattr(jax, setting)(value):
+            return run()
+
+    return wrapped
+
+
+SURROUNDINGS = {
+    "threads": from_threads,
+    **{s: with_setting(s, True) for s in ("debug_nans", "disable_jit", "checking_leaks", "enable_checks")},
+    "transfer_guard": with_setting("transfer_guard", "disallow"),
+}
+
+
+@pytest.mark.parametrize("name", SURROUNDINGS)
+def test_surroundings(name):
+    """Several threads; JAX's settings for debugging."""
+    built, want = expected(CASES[1])
+    arrays, rest = split(jax_arguments(built))
+    run = functools.partial(on_jax.operator, "dsrelu", **rest, **options_of(CASES[1]))
+    assert_same(SURROUNDINGS[name](lambda: run(**arrays)), want)
+    assert_same(SURROUNDINGS[name](lambda: jax.jit(lambda arrays: run(**arrays))(arrays)), want)
+
+
+def test_control_flow_and_pmap():
+    built, want = expected(CASES[1])
+    arrays, rest = split(jax_arguments(built))
+
+    def run(arrays):
+        return on_jax.operator("dsrelu", **arrays, **rest, **options_of(CASES[1]))
+
+    stacked = jax.tree.map(lambda x: jnp.stack([x, x]), arrays)
+    chosen = jax.lax.cond(True, run, lambda arrays: jax.tree.map(jnp.zeros_like, run(arrays)), arrays)
+    scanned = jax.lax.scan(lambda _, arrays: (None, run(arrays)), None, stacked)[1]
+    mapped = jax.pmap(run, devices=jax.local_devices(backend="cpu"))(stacked)
+    assert_same(chosen, want)
+    for results in (scanned, mapped):
+        for index in range(2):
+            assert_same({n: None if r is None else r[index] for n, r in results.items()}, want)
+
+
+def test_ahead_of_time_and_export():
+    built, want = expected(CASES[1])
+    arrays, rest = split(jax_arguments(built))
+    run = jax.jit(lambda arrays: on_jax.operator("dsrelu", **arrays, **rest, **options_of(CASES[1])))
+    assert_same(run.lower(arrays).compile()(arrays), want)
+    check = jax.export.DisabledSafetyCheck.custom_call("cudnn_grouped_dsrelu")
+    exported = jax.export.export(run, platforms=["cpu", "cuda"], disabled_checks=[check])(arrays)
+    assert_same(exported.call(arrays), want)
 
 
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
