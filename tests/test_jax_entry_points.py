@@ -42,7 +42,7 @@ CASES = [
 pytestmark = pytest.mark.filterwarnings("ignore:dGeGLU on BF16 operands")
 
 
-def torch_wrapper(built):
+def torch_wrapper(built, **more):
     """The documented wrapper on torch tensors: {name: tensor or None} without the suffix."""
     case = built.case
     named = dict(zip(schema(case.op)[0], built.positional)) | built.keywords
@@ -50,7 +50,7 @@ def torch_wrapper(built):
         value = named.get(name)
         named[name] = value[0] if value and case.weights.startswith("dense") else value or None
     arguments = {call_name(name): value for name, value in named.items()}
-    result = WRAPPERS[case.op](**arguments, d_dtype=cases.DTYPES[case.d], generate_dbias=case.dbias)
+    result = WRAPPERS[case.op](**arguments, d_dtype=cases.DTYPES[case.d], generate_dbias=case.dbias, **more)
     return {name: result[f"{name}_tensor"] for name in OUTPUTS}
 
 
@@ -199,6 +199,18 @@ def test_given_dprob_is_accumulated_onto(case):
     want = start + torch_wrapper(built)["dprob"]
     want[case.offsets[-1] :] = 0.0
     assert (bits(result["dprob_tensor"]) == bits(to_numpy(want))).all()
+
+
+def test_given_dprob_of_a_single_group():
+    """The one expert owns all rows, whatever padded_offsets says: from JAX and from torch."""
+    case = Case(op="dglu", d="bf16", offsets=(256,), m=512, options={"use_single_group_runtime_offsets": True})
+    built = cases.build(case)
+    start = torch.randn(512, 1, 1)
+    want = start + torch_wrapper(built)["dprob"]
+    named = {call_name(name): value for name, value in jax_arguments(built).items()}
+    result = WRAPPERS["dglu"](**named, dprob_tensor=to_jax(start))
+    assert (bits(result["dprob_tensor"]) == bits(to_numpy(want))).all()
+    assert (torch_wrapper(built, dprob_tensor=start)["dprob"] == want).all() and bool((want != 0).all())
 
 
 def test_tuple_dict_is_a_pytree():

@@ -189,6 +189,7 @@ def wrapper_arguments():
         ({"c_tensor": torch.zeros(512, 64, 1)}, "^c_tensor: expected a JAX array, got Tensor"),
         ({"alpha_tensor": zeros(3)}, "^alpha_tensor: expected shape"),
         ({"dprob_tensor": zeros(3)}, "^dprob_tensor: expected float32 of shape"),
+        ({"dprob_tensor": zeros(2, 256)}, r"^dprob_tensor: expected float32 of shape \(512, 1, 1\) or \(512,\), got"),
         ({"dprob_tensor": zeros(512, 1, 1, dtype=jnp.bfloat16)}, "^dprob_tensor: expected float32 of shape"),
     ],
 )

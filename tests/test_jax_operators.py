@@ -29,6 +29,7 @@ GEGLU = {"act_func": "dgeglu", "linear_offset": 0.5, "geglu_alpha": 1.25, "glu_c
 CASES = [
     Case(),
     Case(d="e4m3", dbias=True, discrete_col_sfd=True, c="f32", norm=0.7),
+    Case(d="e4m3", discrete_col_sfd=True, n=160),  # above 128 columns the two forms of sfd_col differ
     Case(d="e5m2", ab="e5m2", c="e4m3", offsets=(256, 256, 768), m=1024, poison=True, sf_form="flat"),
     Case(d="f32", weights="dense_n", rank=2, n=96),
     Case(d="fp16", weights="list_k", sf_form="physical", options={"c_role": "preactivation", "tanh_clamp_scale": 2.0}),
@@ -42,7 +43,13 @@ CASES = [
     Case(offsets=(0, 0), d="e4m3", dbias=True),
     Case(op="dglu", ab="bf16", d="bf16", dbias=True),
     Case(op="dglu", ab="bf16", d="bf16", weights="ptrs_k", dbias=True, options=GEGLU),
-    Case(op="dglu", d="e4m3", dbias=True, discrete_col_sfd=True, options={"act_func": "dsituglu", "situ_beta1": 3.0}),
+    Case(
+        op="dglu",
+        d="e4m3",
+        dbias=True,
+        discrete_col_sfd=True,
+        options={"act_func": "dsituglu", "situ_beta1": 3.0, "situ_beta2": 20.0},
+    ),
     Case(op="dglu", d="bf16", dbias=True, options={"epilogue_op": "relu", **GEGLU}),
     Case(op="dglu", ab="uint8", sf="e4m3", vec=16, d="bf16", offsets=(256, 256, 768), m=1024),
     Case(op="dglu", ab="uint8", vec=16, d="fp16", weights="list_k", options={"vector_f32": True}),
@@ -51,7 +58,8 @@ CASES = [
         d="e5m2",
         weights="ptrs_n",
         rank=2,
-        offsets=(512,),
+        offsets=(256,),  # not read
+        m=512,
         options={"use_single_group_runtime_offsets": True},
     ),
 ]
@@ -273,8 +281,13 @@ def test_dequantized_weights():
 
 @pytest.mark.parametrize("format", [None, "mxfp8", "mxfp4"])
 def test_weight_gradient(format):
-    a, b, offsets = normal(1024, 64), normal(1024, 96, seed=1), torch.tensor(OFFSETS, dtype=torch.int32)
-    tensors = {"padded_offsets": offsets, "global_scale_a": torch.tensor([0.5, 2.0, -1.0])}
+    """b has more than 128 columns: below, the scales of each expert lie where those of all rows do."""
+    a, b, offsets = normal(1024, 64), normal(1024, 160, seed=1), torch.tensor(OFFSETS, dtype=torch.int32)
+    tensors = {
+        "padded_offsets": offsets,
+        "global_scale_a": torch.tensor([0.5, 2.0, -1.0]),
+        "global_scale_b": torch.tensor([3.0, 0.25, 1.5]),
+    }
     arrays = {name: to_jax(tensor) for name, tensor in tensors.items()}
     common = {"d_dtype": torch.float32}
     if format is None:
