@@ -13,6 +13,7 @@ import pytest
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 jax.config.update("jax_num_cpu_devices", 2)
 
+import jax.export  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402

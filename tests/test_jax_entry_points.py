@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from cases import Case
+from jax.experimental.layout import Format, Layout
 from jax_values import assert_same, bits, in_memory_order, jax, jax_arguments, jnp, on_jax, split, to_jax, to_numpy
 
 import cudnn_grouped
@@ -41,7 +42,7 @@ CASES = [
 pytestmark = pytest.mark.filterwarnings("ignore:dGeGLU on BF16 operands")
 
 
-def torch_wrapper(built):
+def torch_wrapper(built, **more):
     """The documented wrapper on torch tensors: {name: tensor or None} without the suffix."""
     case = built.case
     named = dict(zip(schema(case.op)[0], built.positional)) | built.keywords
@@ -49,7 +50,7 @@ def torch_wrapper(built):
         value = named.get(name)
         named[name] = value[0] if value and case.weights.startswith("dense") else value or None
     arguments = {call_name(name): value for name, value in named.items()}
-    result = WRAPPERS[case.op](**arguments, d_dtype=cases.DTYPES[case.d], generate_dbias=case.dbias)
+    result = WRAPPERS[case.op](**arguments, d_dtype=cases.DTYPES[case.d], generate_dbias=case.dbias, **more)
     return {name: result[f"{name}_tensor"] for name in OUTPUTS}
 
 
@@ -156,11 +157,34 @@ def test_pointer_table_of_jax_arrays():
     addresses = np.asarray(arrays["b_ptrs"]).view(np.int64)
     assert addresses.tolist() == [0, *(weight.unsafe_buffer_pointer() for weight in weights[1:])]
     assert_same(plain(on_jax.grouped_gemm_dsrelu_jax_sm100(**arrays, **options)), want)
-    with pytest.raises(ValueError, match=r"arrays\[0\]: expected a concrete JAX array or None, got"):
-        jax.jit(lambda x: on_jax.pointer_table([x]))(weights[0])
-    other = jax.device_put(weights[1], jax.local_devices(backend="cpu")[1])
-    with pytest.raises(ValueError, match=r"arrays\[1\]: expected an array on one device"):
-        on_jax.pointer_table([weights[0], other])
+    # An expert without rows may point anywhere.
+    stale = np.array([0xDEAD, *addresses[1:]])
+    assert_same(plain(on_jax.grouped_gemm_dsrelu_jax_sm100(**arrays | {"b_ptrs": stale}, **options)), want)
+
+
+def test_pointer_table_refuses_what_the_operators_would_misread():
+    x = jnp.ones((32, 64), jnp.bfloat16)
+    with pytest.raises(ValueError, match=r"^arrays\[0\]: expected a concrete JAX array or None, got"):
+        jax.jit(lambda x: on_jax.pointer_table([x]))(x)
+    # Iterating these makes arrays whose memory is free at once.
+    for one in (jnp.stack([x, x]), (2 * x for _ in range(2)), None):
+        with pytest.raises(ValueError, match="^arrays: expected a list of arrays that stay alive, got"):
+            on_jax.pointer_table(one)
+    first, second = jax.local_devices(backend="cpu")
+    with pytest.raises(ValueError, match=rf"^arrays\[1\]: expected an array on {first}, like .*, got {second}"):
+        on_jax.pointer_table([x, jax.device_put(x, second)])
+    mesh = jax.make_mesh((2,), ("x",), devices=[first, second])
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    with pytest.raises(ValueError, match=rf"^arrays\[0\]: expected an array on one device, got {first}, {second}"):
+        on_jax.pointer_table([jax.device_put(x, sharding)])
+    with pytest.raises(ValueError, match=r"^arrays\[0\]: expected FP4 as uint8"):
+        on_jax.pointer_table([x.astype(jnp.float4_e2m1fn)])
+    turned = jax.device_put(x, Format(Layout((1, 0)), x.sharding))
+    with pytest.raises(ValueError, match=r"^arrays\[0\]: expected row-major memory, got layout \(1, 0\)"):
+        on_jax.pointer_table([turned])
+    turned.delete()
+    with pytest.raises(ValueError, match=r"^arrays\[0\]: expected an array, got one that is deleted"):
+        on_jax.pointer_table([turned])
 
 
 @pytest.mark.parametrize("case", [CASES[1], CASES[3]], ids=str)
@@ -175,6 +199,18 @@ def test_given_dprob_is_accumulated_onto(case):
     want = start + torch_wrapper(built)["dprob"]
     want[case.offsets[-1] :] = 0.0
     assert (bits(result["dprob_tensor"]) == bits(to_numpy(want))).all()
+
+
+def test_given_dprob_of_a_single_group():
+    """The one expert owns all rows, whatever padded_offsets says: from JAX and from torch."""
+    case = Case(op="dglu", d="bf16", offsets=(256,), m=512, options={"use_single_group_runtime_offsets": True})
+    built = cases.build(case)
+    start = torch.randn(512, 1, 1)
+    want = start + torch_wrapper(built)["dprob"]
+    named = {call_name(name): value for name, value in jax_arguments(built).items()}
+    result = WRAPPERS["dglu"](**named, dprob_tensor=to_jax(start))
+    assert (bits(result["dprob_tensor"]) == bits(to_numpy(want))).all()
+    assert (torch_wrapper(built, dprob_tensor=start)["dprob"] == want).all() and bool((want != 0).all())
 
 
 def test_tuple_dict_is_a_pytree():

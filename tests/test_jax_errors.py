@@ -35,6 +35,8 @@ BAD = [
     (MXFP8, {"a": None}, "a", "an array", "None"),
     (MXFP8, {"a": [1.0]}, "a", "a JAX array", "list"),
     (MXFP8, {"c": torch.zeros(512, 64, 1)}, "c", "a JAX array", "Tensor"),
+    (MXFP8, {"b_major": None}, "b_major", "a str", "None"),
+    (MXFP8, {"generate_dbias": None}, "generate_dbias", "a bool", "None"),
     (MXFP8, {"a": zeros(512, dtype=jnp.float8_e4m3fn)}, "a", "shape", "shape (512,)"),
     (MXFP8, {"a": zeros(500, 64, 1, dtype=jnp.float8_e4m3fn)}, "a", "M, its number of rows, a multiple of 256", "500"),
     (MXFP8, {"a": zeros(512, 64, 1, dtype=jnp.float4_e2m1fn)}, "a", "dtype bfloat16 or float8_e4m3fn", "float4_e2m1fn"),
@@ -187,6 +189,7 @@ def wrapper_arguments():
         ({"c_tensor": torch.zeros(512, 64, 1)}, "^c_tensor: expected a JAX array, got Tensor"),
         ({"alpha_tensor": zeros(3)}, "^alpha_tensor: expected shape"),
         ({"dprob_tensor": zeros(3)}, "^dprob_tensor: expected float32 of shape"),
+        ({"dprob_tensor": zeros(2, 256)}, r"^dprob_tensor: expected float32 of shape \(512, 1, 1\) or \(512,\), got"),
         ({"dprob_tensor": zeros(512, 1, 1, dtype=jnp.bfloat16)}, "^dprob_tensor: expected float32 of shape"),
     ],
 )
@@ -228,7 +231,48 @@ def test_vmap_and_differentiation_are_refused():
             transform(lambda c: run(c).sum())(arrays["c"])
 
 
+@pytest.mark.parametrize(
+    "array, got",
+    [
+        (np.array([256, 512 + 2**32]), r"int64 \(JAX without x64 mode makes it int32\)"),
+        (np.array([256.0, 512.0]), r"float64 \(JAX without x64 mode makes it float32\)"),
+        (np.array([256, None]), "dtype object"),
+        (np.array(["256", "512"]), "dtype <U3"),
+    ],
+)
+def test_numpy_array_that_jax_would_change(array, got):
+    """JAX would cut the int64 offsets to legal ones."""
+    x = jnp.zeros((512, 64), jnp.bfloat16)
+    with pytest.raises(ValueError, match=f"^padded_offsets: expected .*, got {got}$"):
+        on_jax.operator("wgrad", a=x, b=x, padded_offsets=array)
+
+
+def test_int64_offsets_in_x64_mode():
+    x = jnp.zeros((512, 64), jnp.bfloat16)
+    with jax.enable_x64(), pytest.raises(ValueError, match="^padded_offsets: expected dtype int32, got int64"):
+        on_jax.operator("wgrad", a=x, b=x, padded_offsets=np.array([256, 512]))
+
+
+def test_deleted_array():
+    x, offsets = jnp.zeros((512, 64), jnp.bfloat16), jnp.array([256, 512], jnp.int32)
+    offsets.delete()
+    with pytest.raises(ValueError, match="^padded_offsets: expected an array, got one that is deleted or was donated"):
+        on_jax.operator("wgrad", a=x, b=x, padded_offsets=offsets)
+
+
+def test_symbolic_shape():
+    (rows,) = jax.export.symbolic_shape("m")
+    export = jax.export.export(jax.jit(on_jax.quantize))
+    with pytest.raises(
+        NotImplementedError, match=r"^x: expected sizes that are known when traced, got shape \(m, 64\)"
+    ):
+        export(jax.ShapeDtypeStruct((rows, 64), jnp.bfloat16))
+
+
 def test_unknown_argument():
+    for name in ("gemm", "dsrelu_out", "default", None, ["mm"]):
+        with pytest.raises(ValueError, match="^operation: expected one of dsrelu, .*, got "):
+            on_jax.operator(name)
     with pytest.raises(TypeError, match="^wgrad: expected arguments a, b, padded_offsets, .*, got beta"):
         on_jax.operator("wgrad", beta=jnp.ones(1))
     with pytest.raises(ValueError, match="^format: expected one of"):
@@ -241,6 +285,8 @@ def test_unknown_argument():
         ("quantize", {"x": zeros(64, 60, dtype=jnp.int32)}, "^x: expected dtype float32"),
         ("quantize", {"x": zeros(4)}, "^x: expected shape"),
         ("quantize", {"x": zeros(64, 64), "axis": "rows"}, '^axis: expected "row" or "col"'),
+        ("quantize", {"x": zeros(64, 64), "axis": 0}, "^axis: expected a str, got 0"),
+        ("quantize", {"x": zeros(64, 64), "sf_dtype": None}, "^sf_dtype: expected a torch.dtype, got None"),
         ("wgrad", {"a": zeros(300, 64, dtype=jnp.bfloat16)}, "^a: expected T, its tokens, a multiple of 256"),
         ("wgrad", {"b": zeros(256, 64, dtype=jnp.float16)}, "^b: expected dtype bfloat16"),
         ("mm", {"b": zeros(2, 64, 32, dtype=jnp.bfloat16)}, r"^b: expected shape \(N, K, L\)"),
@@ -296,6 +342,10 @@ BAD_DESCRIPTIONS = [
     ({"operands": "a b[1,2,0] padded_offsets:nothing"}, "padded_offsets: expected"),
     ({"operands": ""}, "buffers: expected"),
     ({"results": "dprob"}, "d: expected a tensor, got None"),
+    ({"results": "a"}, "a: expected a result of the operator"),
+    ({"operands": "a b[1,2,0] d"}, "d: expected an argument of the operator"),
+    ({"operands": "a b[1,2,0] c"}, "c: expected an argument of the operator"),
+    ({"operands": "a b[1,2,0] dprob_workspace"}, "dprob_workspace: expected an argument of the operator"),
     ({"results": "dbias"}, "d: expected a tensor, got None"),
     ({"generate_d": False}, "generate_d: expected the default with another operator than dact, got False"),
     ({"c_per_expert": True}, "c_per_expert: expected the default with another operator than dact, got True"),

@@ -52,6 +52,30 @@ def test_without_jax_the_error_says_what_to_install():
     assert re.search(r"^cudnn_grouped\.jax needs JAX: pip install 'cudnn_grouped\[jax\]' \(", run_python(code))
 
 
+def test_an_old_jax_is_refused():
+    code = (
+        "import jax; jax.__version__, jax.__version_info__ = '0.9.2', (0, 9, 2)\n"
+        "import cudnn_grouped\n"
+        "try: import cudnn_grouped.jax\n"
+        "except ImportError as error: print(error)"
+    )
+    assert run_python(code).startswith("cudnn_grouped.jax needs JAX 0.10 or later, got 0.9.2")
+
+
+@pytest.mark.parametrize("order", ["torch jax cudnn_grouped", "jax cudnn_grouped torch", "cudnn_grouped torch jax"])
+def test_any_order_of_imports_and_a_clean_exit(order):
+    """Python may end while calls are in flight."""
+    code = "".join(f"import {name}\n" for name in order.split()) + (
+        "import jax.numpy as jnp\n"
+        "from cudnn_grouped.jax import operator\n"
+        "x, offsets = jnp.ones((512, 64), jnp.bfloat16), jnp.array([256, 512], jnp.int32)\n"
+        "run = jax.jit(lambda x: operator('wgrad', a=x, b=x, padded_offsets=offsets)['out'])\n"
+        "print(float(run(x).sum()))\n"
+        "for _ in range(50): run(x)"
+    )
+    assert run_python(code) == str(2.0 * 64 * 64 * 256)
+
+
 @pytest.mark.parametrize("broken", [False, True])
 def test_without_the_library_the_error_says_how_to_build(tmp_path, broken):
     """Built without jaxlib there is none; the package itself works."""

@@ -198,7 +198,17 @@ def test_vmap_is_refused():
         ({"activation": "gelu"}, "^activation: expected one of srelu"),
         ({"recipe": "int8"}, "^recipe: expected one of bf16, mxfp8, nvfp4"),
         ({"x": np.zeros((1000, HIDDEN), np.float32)}, "^x: expected shape"),
-        ({"x": np.zeros((ROWS, HIDDEN), np.int32)}, "^x: expected a floating-point dtype, got int32"),
+        ({"x": np.zeros((ROWS, HIDDEN), np.int32)}, "^x: expected dtype float32, .*, got int32"),
+        (
+            {"w1": np.zeros((3, 2 * FFN, HIDDEN), jnp.float8_e4m3fn)},
+            "^w1: expected dtype float32, .*, got float8_e4m3fn",
+        ),
+        ({"activation": ["srelu"]}, r"^activation: expected one of srelu, .*, got \['srelu'\]"),
+        ({"recipe": None}, "^recipe: expected one of bf16, .*, got None"),
+        (
+            {"w1": np.zeros((3, 0, HIDDEN), np.float32), "w2": np.zeros((3, HIDDEN, 0), np.float32)},
+            "^w2: expected F a multiple of 32 above 0, got 0",
+        ),
         ({"x": [1.0]}, "^x: expected a JAX array, got list"),
         ({"padded_offsets": np.zeros(3, np.float32)}, r"^padded_offsets: expected int32 of shape \(L,\), got float32"),
         ({"padded_offsets": np.zeros(4, np.int32)}, "^w1: expected shape"),

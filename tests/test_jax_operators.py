@@ -1,6 +1,7 @@
 """The operators on JAX arrays give the torch operators' bits, eagerly and under jit, call after call."""
 
 import functools
+from concurrent.futures import ThreadPoolExecutor
 
 import cases
 import numpy as np
@@ -28,6 +29,7 @@ GEGLU = {"act_func": "dgeglu", "linear_offset": 0.5, "geglu_alpha": 1.25, "glu_c
 CASES = [
     Case(),
     Case(d="e4m3", dbias=True, discrete_col_sfd=True, c="f32", norm=0.7),
+    Case(d="e4m3", discrete_col_sfd=True, n=160),  # above 128 columns the two forms of sfd_col differ
     Case(d="e5m2", ab="e5m2", c="e4m3", offsets=(256, 256, 768), m=1024, poison=True, sf_form="flat"),
     Case(d="f32", weights="dense_n", rank=2, n=96),
     Case(d="fp16", weights="list_k", sf_form="physical", options={"c_role": "preactivation", "tanh_clamp_scale": 2.0}),
@@ -41,7 +43,13 @@ CASES = [
     Case(offsets=(0, 0), d="e4m3", dbias=True),
     Case(op="dglu", ab="bf16", d="bf16", dbias=True),
     Case(op="dglu", ab="bf16", d="bf16", weights="ptrs_k", dbias=True, options=GEGLU),
-    Case(op="dglu", d="e4m3", dbias=True, discrete_col_sfd=True, options={"act_func": "dsituglu", "situ_beta1": 3.0}),
+    Case(
+        op="dglu",
+        d="e4m3",
+        dbias=True,
+        discrete_col_sfd=True,
+        options={"act_func": "dsituglu", "situ_beta1": 3.0, "situ_beta2": 20.0},
+    ),
     Case(op="dglu", d="bf16", dbias=True, options={"epilogue_op": "relu", **GEGLU}),
     Case(op="dglu", ab="uint8", sf="e4m3", vec=16, d="bf16", offsets=(256, 256, 768), m=1024),
     Case(op="dglu", ab="uint8", vec=16, d="fp16", weights="list_k", options={"vector_f32": True}),
@@ -50,7 +58,8 @@ CASES = [
         d="e5m2",
         weights="ptrs_n",
         rank=2,
-        offsets=(512,),
+        offsets=(256,),  # not read
+        m=512,
         options={"use_single_group_runtime_offsets": True},
     ),
 ]
@@ -120,6 +129,68 @@ def test_donated_arguments_and_cleared_caches():
         c = jnp.array(arrays["c"])  # a copy to give away
         assert_same(run(c, others), want)
         jax.clear_caches()
+
+
+def from_threads(run):
+    with ThreadPoolExecutor(4) as pool:
+        for future in [pool.submit(run) for _ in range(8)]:
+            result = future.result()
+    return result
+
+
+def within(context):
+    def wrapped(run):
+        with context():
+            return run()
+
+    return wrapped
+
+
+SURROUNDINGS = {
+    "threads": from_threads,
+    "debug_nans": within(lambda: jax.debug_nans(True)),
+    "disable_jit": within(jax.disable_jit),
+    "checking_leaks": within(jax.checking_leaks),
+    "transfer_guard": within(lambda: jax.transfer_guard("disallow")),
+}
+
+
+@pytest.mark.parametrize("name", SURROUNDINGS)
+def test_surroundings(name):
+    """Several threads; JAX's settings for debugging."""
+    built, want = expected(CASES[1])
+    arrays, rest = split(jax_arguments(built))
+    run = functools.partial(on_jax.operator, "dsrelu", **rest, **options_of(CASES[1]))
+    assert_same(SURROUNDINGS[name](lambda: run(**arrays)), want)
+    assert_same(SURROUNDINGS[name](lambda: jax.jit(lambda arrays: run(**arrays))(arrays)), want)
+
+
+def test_control_flow_and_pmap():
+    built, want = expected(CASES[1])
+    arrays, rest = split(jax_arguments(built))
+
+    def run(arrays):
+        return on_jax.operator("dsrelu", **arrays, **rest, **options_of(CASES[1]))
+
+    stacked = jax.tree.map(lambda x: jnp.stack([x, x]), arrays)
+    chosen = jax.lax.cond(True, run, lambda arrays: jax.tree.map(jnp.zeros_like, run(arrays)), arrays)
+    scanned = jax.lax.scan(lambda _, arrays: (None, run(arrays)), None, stacked)[1]
+    mapped = jax.pmap(run, devices=jax.local_devices(backend="cpu"))(stacked)
+    assert_same(chosen, want)
+    for results in (scanned, mapped):
+        for index in range(2):
+            # NumPy's index: XLA's, on an array of two devices, adds zeros, and so changes -0 and scales of 0x00.
+            assert_same({n: None if r is None else np.asarray(r)[index] for n, r in results.items()}, want)
+
+
+def test_ahead_of_time_and_export():
+    built, want = expected(CASES[1])
+    arrays, rest = split(jax_arguments(built))
+    run = jax.jit(lambda arrays: on_jax.operator("dsrelu", **arrays, **rest, **options_of(CASES[1])))
+    assert_same(run.lower(arrays).compile()(arrays), want)
+    check = jax.export.DisabledSafetyCheck.custom_call("cudnn_grouped_dsrelu")
+    exported = jax.export.export(run, platforms=["cpu", "cuda"], disabled_checks=[check])(arrays)
+    assert_same(exported.call(arrays), want)
 
 
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
@@ -210,8 +281,13 @@ def test_dequantized_weights():
 
 @pytest.mark.parametrize("format", [None, "mxfp8", "mxfp4"])
 def test_weight_gradient(format):
-    a, b, offsets = normal(1024, 64), normal(1024, 96, seed=1), torch.tensor(OFFSETS, dtype=torch.int32)
-    tensors = {"padded_offsets": offsets, "global_scale_a": torch.tensor([0.5, 2.0, -1.0])}
+    """b has more than 128 columns: below, the scales of each expert lie where those of all rows do."""
+    a, b, offsets = normal(1024, 64), normal(1024, 160, seed=1), torch.tensor(OFFSETS, dtype=torch.int32)
+    tensors = {
+        "padded_offsets": offsets,
+        "global_scale_a": torch.tensor([0.5, 2.0, -1.0]),
+        "global_scale_b": torch.tensor([3.0, 0.25, 1.5]),
+    }
     arrays = {name: to_jax(tensor) for name, tensor in tensors.items()}
     common = {"d_dtype": torch.float32}
     if format is None:

@@ -1,6 +1,8 @@
 // The XLA handlers, one for each platform, that serve every operator: the attributes `operation`, `operands` and
 // `results` say what a call is, all other attributes are the operator's options by name. The problem, its checks and
 // the engines are the torch operators'.
+#include <algorithm>
+
 #include "../core/device_values.h"
 #include "../core/scale_layout.h"
 #include "named_arguments.h"
@@ -43,16 +45,29 @@ Buffers described(List const& list, std::string_view text, Device device) {
 void take(Tensor& into, Tensor const& tensor) { into = tensor; }
 void take(std::vector<Tensor>& into, Tensor const& tensor) { into.push_back(tensor); }
 
+// What the destination-passing form of an operator writes.
+bool is_written(Arguments const& a, std::string_view name) {
+  constexpr std::string_view outputs[] = {"d",    "d_row",   "d_col",   "dprob",           "dbias",
+                                          "amax", "sfd_row", "sfd_col", "dprob_workspace", "dbias_workspace"};
+  return std::find(std::begin(outputs), std::end(outputs), name) != std::end(outputs) ||
+         (name == "c" && is_forward(a.operation));
+}
+bool is_written(WeightGradientArguments const&, std::string_view) { return false; }
+bool is_written(QuantizeArguments const&, std::string_view) { return false; }
+
+// An operand is never where a result belongs, nor the reverse: XLA's operands must stay as they are.
 template <class A>
-void assign(A& arguments, Buffers const& buffers) {
+void assign(A& arguments, Buffers const& buffers, bool written) {
   for (size_t i = 0; i < buffers.names.size(); ++i) {
     bool known = false;
     each_tensor(arguments, [&](char const* name, auto& into) {
-      if (buffers.names[i].name != name) return;
+      if (buffers.names[i].name != name || is_written(arguments, name) != written) return;
       take(into, buffers.tensors[i]);
       known = true;
     });
-    if (!known) misfit(buffers.names[i].name, "expected an argument of the operator");
+    if (!known)
+      misfit(buffers.names[i].name,
+             written ? "expected a result of the operator" : "expected an argument of the operator");
   }
 }
 
@@ -80,7 +95,7 @@ void check_bytes(char const* name, Tensor const& result, int64_t bytes) {
 // The results are the outputs of the destination-passing form, new on every call.
 void run(Arguments& a, Buffers const& results, Runtime& runtime) {
   a.has_outputs = true;
-  assign(a, results);
+  assign(a, results, /*written=*/true);
   GroupedGemm p;
   check(a, p);
   p.dprob_is_new = true;
@@ -139,7 +154,7 @@ ffi::Error call(Runtime runtime, ffi::RemainingArgs const& args, ffi::RemainingR
     Buffers const results = described(rets, attribute(attributes, "results"), runtime.device());
     std::visit(
         [&](auto& a) {
-          assign(a, operands);
+          assign(a, operands, /*written=*/false);
           read_options(a, attributes);
           run(a, results, runtime);
         },

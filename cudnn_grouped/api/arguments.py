@@ -46,13 +46,15 @@ OPTION_TYPES = {
     **dict.fromkeys(("use_dynamic_sched", "use_single_group_runtime_offsets"), "a bool"),
     **dict.fromkeys(("generate_c", "generate_d", "generate_amax", "accumulate_on_output"), "a bool"),
     "c_per_expert": "a bool",
+    "axis": "a str",
+    **dict.fromkeys(("dtype", "sf_dtype"), "a torch.dtype"),
     **dict.fromkeys(("b_major", "c_role", "act_func", "clamp_grad", "epilogue_op"), "a str"),
     **dict.fromkeys(("output_mode", "input_order"), "a str"),
     **dict.fromkeys(("b_dtype", "c_dtype", "d_dtype", "wgrad_dtype"), "a torch.dtype"),
     **dict.fromkeys(("mma_tiler_mn", "cluster_shape_mn", "b_shape"), "a pair of ints"),
 }
 _OPTIONAL = {
-    *("n", "num_experts", "b_dtype", "c_dtype", "d_dtype", "wgrad_dtype", "b_shape", "cluster_shape_mn"),
+    *("n", "num_experts", "b_dtype", "c_dtype", "d_dtype", "dtype", "wgrad_dtype", "b_shape", "cluster_shape_mn"),
     *("tanh_clamp_scale", "linear_offset", "clamp_grad", "epilogue_op", "deterministic"),
 }
 

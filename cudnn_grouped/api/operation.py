@@ -51,7 +51,8 @@ def run_wrapper(operator, tensors, required, options, constants, dprob, current_
             if output.dim() == 1 and name != "dprob":  # shape (0,): absent
                 result[name] = None
         if dprob is not None:
-            result["dprob"] = _accumulate(dprob, result["dprob"], tensors["padded_offsets"])
+            end = dprob.shape[0] if options.get("use_single_group_runtime_offsets") else tensors["padded_offsets"][-1]
+            result["dprob"] = _accumulate(dprob, result["dprob"], end)
         if result["d_col"] is None and tensors["a"].dtype != torch.bfloat16:
             result["d_col"] = result["d_row"]
         record(_flat({**tensors, "dprob": dprob}), _flat(result))
@@ -64,10 +65,10 @@ def _has_jax_arrays(tensors):
     return array is not None and any(isinstance(one, array) for value in tensors.values() for one in as_list(value))
 
 
-def _accumulate(dprob, new, padded_offsets):
-    """dprob += new; rows that belong to no expert are zero."""
+def _accumulate(dprob, new, end):
+    """dprob += new; rows from ``end`` on belong to no expert and are zero."""
     rows = torch.arange(dprob.shape[0], device=dprob.device)
-    dprob.add_(new.view(dprob.shape)).view(-1).masked_fill_(rows >= padded_offsets[-1], 0.0)
+    dprob.add_(new.view(dprob.shape)).view(-1).masked_fill_(rows >= end, 0.0)
     return dprob
 
 

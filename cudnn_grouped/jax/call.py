@@ -82,26 +82,47 @@ def torch_dtype(name, dtype):
 
 
 def as_array(name, value):
-    """A JAX array of a JAX or NumPy array. ValueError for anything else."""
-    if isinstance(value, jax.Array):
-        return value
-    if not isinstance(value, np.ndarray):
+    """A JAX array of a JAX or NumPy array. ValueError for anything else; NotImplementedError for a symbolic shape."""
+    if isinstance(value, np.ndarray):
+        return _from_numpy(name, value)
+    if not isinstance(value, jax.Array):
         raise ValueError(f"{name}: expected a JAX array, got {type(value).__name__}")
-    return jnp.asarray(value)
+    if is_concrete(value) and value.is_deleted():
+        raise ValueError(f"{name}: expected an array, got one that is deleted or was donated")
+    if not all(isinstance(size, int) for size in value.shape):
+        raise NotImplementedError(f"{name}: expected sizes that are known when traced, got shape {value.shape}")
+    return value
+
+
+def is_concrete(array):
+    return not isinstance(array, jax.core.Tracer)
+
+
+def _from_numpy(name, array):
+    """ValueError where JAX would change the dtype and so the values: without x64 mode it cuts int64 to its lower half."""
+    becomes = jax.dtypes.canonicalize_dtype(array.dtype)
+    if becomes != array.dtype:
+        raise ValueError(
+            f"{name}: expected a dtype that JAX keeps, got {array.dtype} (JAX without x64 mode makes it {becomes})"
+        )
+    try:
+        return jnp.asarray(array)
+    except TypeError:
+        raise ValueError(f"{name}: expected an array of numbers, got dtype {array.dtype}") from None
 
 
 def call(operation, operands, options, name_of=str):
     """The results by the names of the torch operator's schema, None for those that are absent.
 
-    operands: {argument: Operand, list of Operands, or None}. options: {argument: value, None where not given}; dtypes as
-    torch dtypes. name_of: the caller's name of an argument, for messages.
+    operands: {argument: Operand, list of Operands, or None}. options: {argument: value}, None for the default where
+    that is None; dtypes as torch dtypes. name_of: the caller's name of an argument, for messages.
     Offsets, norm_const and pointer tables that are concrete arrays on the CPU are checked by value at once; otherwise the
     handler does it.
 
     ValueError or NotImplementedError for a bad argument. Under vmap and differentiation NotImplementedError.
     """
+    check_options(options)
     options = {name: value for name, value in options.items() if value is not None}
-    check_options({name: value for name, value in options.items() if name in OPTION_TYPES})
     given = {name: value for name, value in operands.items() if value is not None}
     _check(operation, given, options, name_of)
     results = _results(operation, given, options)
@@ -147,9 +168,7 @@ def _addresses(given):
         if name not in given:
             continue
         array = given[name].array
-        if isinstance(array, jax.core.Tracer) or {device.platform for device in array.devices()} != {"cpu"}:
-            return None
-        if len(array.devices()) != 1:
+        if not is_concrete(array) or [device.platform for device in array.devices()] != ["cpu"]:
             return None
         addresses[name] = array.block_until_ready().unsafe_buffer_pointer() if array.size else 0
     return addresses
@@ -191,7 +210,7 @@ def _dtype_name(dtype):
 def _attribute(name, value):
     if isinstance(value, torch.dtype):
         return _dtype_name(value)
-    if OPTION_TYPES.get(name) == "a number":
+    if OPTION_TYPES[name] == "a number":
         return float(value)
     return np.array(value, np.int64) if isinstance(value, (tuple, list)) else value
 

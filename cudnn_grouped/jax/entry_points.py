@@ -212,14 +212,15 @@ def run_wrapper(operation, tensors, required, options, constants, dprob, current
     result = _run(operation, tensors, required, options, acc_dtype, call_name, dprob)
     if dprob is not None:
         offsets = as_array("padded_offsets", tensors["padded_offsets"])
-        result["dprob_tensor"] = _accumulated(dprob, result["dprob_tensor"], offsets)
+        end = dprob.size if options.get("use_single_group_runtime_offsets") else offsets[-1]
+        result["dprob_tensor"] = _accumulated(dprob, result["dprob_tensor"], end)
     return result
 
 
 @jax.jit
-def _accumulated(dprob, new, padded_offsets):
-    """dprob + new; rows that belong to no expert are zero."""
-    owned = (jnp.arange(dprob.size) < padded_offsets[-1]).reshape(dprob.shape)
+def _accumulated(dprob, new, end):
+    """dprob + new; rows from ``end`` on belong to no expert and are zero."""
+    owned = (jnp.arange(dprob.size) < end).reshape(dprob.shape)
     return jnp.where(owned, dprob + new.reshape(dprob.shape), 0.0)
 
 
@@ -233,9 +234,10 @@ def _run(operation, tensors, required, options, acc_dtype, name_of, dprob=None):
     check_weights(tensors, discrete, name_of)
     operands = operands_of(operation, tensors, options, name_of)
     outputs = call(operation, operands, options, name_of)
-    if dprob is not None and (dprob.dtype != jnp.float32 or dprob.size != outputs["dprob"].size):
-        got = f"{dprob.dtype} of shape {tuple(dprob.shape)}"
-        raise ValueError(f"{name_of('dprob')}: expected float32 of shape {outputs['dprob'].shape}, got {got}")
+    rows = outputs["dprob"].size
+    if dprob is not None and (dprob.dtype != jnp.float32 or dprob.shape not in ((rows, 1, 1), (rows,))):
+        got = f"{dprob.dtype} of shape {dprob.shape}"
+        raise ValueError(f"{name_of('dprob')}: expected float32 of shape ({rows}, 1, 1) or ({rows},), got {got}")
     if outputs["d_col"] is None and tensors["a"].dtype != jnp.bfloat16:
         outputs["d_col"] = outputs["d_row"]
     return TupleDict({f"{name}_tensor": outputs[name] for name in OUTPUTS})

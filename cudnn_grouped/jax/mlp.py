@@ -10,6 +10,8 @@ from .call import same_manual_axes
 from .operators import operator
 from .recipes import RECIPES, TokenOperand, gemm, plain, weight_gradient
 
+_DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16, jnp.float64)
+
 
 def grouped_mlp(x, padded_offsets, prob, w1, w2, b1=None, b2=None, *, activation="swiglu", recipe="bf16"):
     """Two grouped GEMMs with the activation and the routing probability between: of every expert's rows,
@@ -35,9 +37,9 @@ def grouped_mlp(x, padded_offsets, prob, w1, w2, b1=None, b2=None, *, activation
 
 
 def _check(x, padded_offsets, prob, w1, w2, b1, b2, activation, recipe):
-    if activation not in ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {activation!r}")
-    if recipe not in RECIPES:
+    if not isinstance(recipe, str) or recipe not in RECIPES:
         raise ValueError(f"recipe: expected one of {', '.join(RECIPES)}, got {recipe!r}")
     arrays = {"x": x, "padded_offsets": padded_offsets, "prob": prob, "w1": w1, "w2": w2, "b1": b1, "b2": b2}
     for name, array in arrays.items():
@@ -62,11 +64,12 @@ def _check(x, padded_offsets, prob, w1, w2, b1, b2, activation, recipe):
         if array is not None and tuple(array.shape) != shape:
             raise ValueError(f"{name}: expected shape {shape}, got {tuple(array.shape)}")
     for name, array in arrays.items():
-        if array is not None and name != "padded_offsets" and not jnp.issubdtype(array.dtype, jnp.floating):
-            raise ValueError(f"{name}: expected a floating-point dtype, got {array.dtype}")
+        if array is not None and name != "padded_offsets" and array.dtype not in _DTYPES:
+            names = ", ".join(str(jnp.dtype(dtype)) for dtype in _DTYPES)
+            raise ValueError(f"{name}: expected dtype {names}, got {array.dtype}")
     for name, size in (("w2", ffn), ("x", hidden)):
-        if size % 32:
-            raise ValueError(f"{name}: expected {'F' if name == 'w2' else 'H'} a multiple of 32, got {size}")
+        if size % 32 or not size:
+            raise ValueError(f"{name}: expected {'F' if name == 'w2' else 'H'} a multiple of 32 above 0, got {size}")
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

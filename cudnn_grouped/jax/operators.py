@@ -1,13 +1,14 @@
 """The operators on JAX arrays, by the names of the torch operators' arguments; block quantisation by format name."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ..api.arguments import as_list
 from ..quantize import block_format
-from .call import Operand, as_array, call, schema, torch_dtype
+from .call import Operand, as_array, call, is_concrete, schema, torch_dtype
+from .targets import OPERATIONS
 
-_GEMMS = ("dsrelu", "dglu", "srelu", "glu", "mm")
 _TABLES = ("b_ptrs", "sfb_ptrs")
 
 
@@ -27,9 +28,11 @@ def operator(operation, **arguments):
     the same forms. Results are new on every call, and rows that belong to no expert are zero.
 
     ValueError or NotImplementedError for a bad argument, RuntimeError from XLA (``jax.errors.JaxRuntimeError``) for what
-    only the handler can see: values under tracing, the device. TypeError for an unknown argument. vmap and differentiation
-    raise NotImplementedError.
+    only the handler can see: values under tracing, the device. TypeError for an unknown argument. vmap, differentiation
+    and symbolic shapes raise NotImplementedError.
     """
+    if operation not in OPERATIONS:
+        raise ValueError(f"operation: expected one of {', '.join(OPERATIONS)}, got {operation!r}")
     tensors, options, _ = schema(operation)
     unknown = [name for name in arguments if name not in tensors and name not in options]
     if unknown:
@@ -96,22 +99,35 @@ def _table(name, value):
 def pointer_table(arrays):
     """The packed uint8 table (8 L,) of the addresses of the experts' arrays, on their device; None counts as null.
 
-    arrays: concrete JAX arrays on one device. They must stay alive and unmoved for every execution that uses the table:
-    do not donate or delete them. ValueError for a tracer or arrays of several devices.
+    arrays: a list of concrete JAX arrays on one device. They must stay alive and unmoved for every execution that uses the
+    table: do not donate or delete them. ValueError for a tracer, arrays of several devices, and memory that the operators
+    would not read as the array's values.
     """
+    if not isinstance(arrays, (list, tuple)):  # iterating anything else makes arrays that nobody keeps
+        raise ValueError(f"arrays: expected a list of arrays that stay alive, got {type(arrays).__name__}")
     addresses, device = [], None
     for i, array in enumerate(arrays):
         if array is None:
             addresses.append(0)
             continue
-        if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
-            raise ValueError(f"arrays[{i}]: expected a concrete JAX array or None, got {type(array).__name__}")
-        devices = array.devices()
-        if len(devices) != 1 or device not in (None, *devices):
-            raise ValueError(f"arrays[{i}]: expected an array on one device, {device}, got {sorted(map(str, devices))}")
-        (device,) = devices
+        _check_pointed_to(f"arrays[{i}]", array, device)
+        (device,) = array.devices()
         addresses.append(array.block_until_ready().unsafe_buffer_pointer())
     return jax.device_put(np.array(addresses, np.int64).view(np.uint8), device)
+
+
+def _check_pointed_to(name, array, device):
+    if not isinstance(array, jax.Array) or not is_concrete(array):
+        raise ValueError(f"{name}: expected a concrete JAX array or None, got {type(array).__name__}")
+    devices = as_array(name, array).devices()
+    if len(devices) != 1 or device not in (None, *devices):
+        expected = "one device" if device is None else f"{device}, like the arrays before it"
+        raise ValueError(f"{name}: expected an array on {expected}, got {', '.join(sorted(map(str, devices)))}")
+    if array.dtype == jnp.float4_e2m1fn:
+        raise ValueError(f"{name}: expected FP4 as uint8, two values a byte, got float4_e2m1fn")
+    layout = array.format.layout
+    if layout is not None and tuple(layout.major_to_minor) != tuple(range(array.ndim)):
+        raise ValueError(f"{name}: expected row-major memory, got layout {tuple(layout.major_to_minor)}")
 
 
 def quantize(x, format="mxfp8", *, axis="row", norm_const=None, padded_offsets=None):

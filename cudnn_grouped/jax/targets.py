@@ -28,7 +28,7 @@ def register():
     if not LIBRARY.exists():
         raise ImportError(
             f"cudnn_grouped.jax: {LIBRARY.name} is not built in {library.FOLDER}. It is built where jaxlib is installed: "
-            "`make venv` in a checkout, or `pip install jax` and `pip install --no-build-isolation .`"
+            "`make venv` in a checkout, or `pip install --no-build-isolation .` where JAX is: see docs/jax.md"
         )
     try:
         handlers = ctypes.CDLL(str(LIBRARY))

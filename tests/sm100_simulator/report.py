@@ -52,7 +52,5 @@ def table(report, roles=None, tiles=None):
         lines += ["  issue slots of a sub-partition: " + " ".join(f"{s:.0f}" for s in slots)]
         if kernel["multiplications"]:
             cycles = kernel["multiply_cycles"] * scale
-            lines += [
-                f"  multiplications: {kernel['multiplications'] * scale:.1f}, {cycles:.0f} tensor-core cycles"
-            ]
+            lines += [f"  multiplications: {kernel['multiplications'] * scale:.1f}, {cycles:.0f} tensor-core cycles"]
     return "\n".join(lines)
