@@ -71,8 +71,8 @@ test_mlp_with_bf16_parameters = test_nn_numerics.test_bf16_parameters
 test_mlp_is_as_exact_as_plain_torch = test_nn_numerics.test_as_exact_as_plain_torch
 
 
-# At seed 0 the largest value of a gradient, and with it NVFP4's factor, depends on rounding within the device's bounds.
-SEEDS = {("geglu", "nvfp4", True): 10}
+# At seed 0 the device's bounds let a value of these fall on either side of a step of NVFP4's scale.
+SEEDS = {("geglu", "nvfp4", False): 7, ("geglu", "nvfp4", True): 10}
 
 
 @pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
