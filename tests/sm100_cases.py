@@ -4,6 +4,8 @@ Of the simulator only its calls are known here.
 """
 
 import ctypes
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 import sm100_simulator
 from oracle_formats import BF16, E4M3, Format, decode_e8m0, pack_fp4, pack_scales
+from sm100_simulator import compile_kernels
 
 KERNELS = Path(__file__).resolve().parent / "sm100_simulator" / "kernels"
 E2M3 = Format("e2m3", 2, 3, 1, "none")
@@ -172,3 +175,8 @@ def scale_image(scales: np.ndarray) -> tuple[np.ndarray, int]:
     image = np.zeros(SCALES, np.uint8)
     image[: atoms.size] = atoms.ravel()
     return image, rows // 128
+
+
+def libraries(archs: str = "100a") -> Callable[[str], Path]:
+    """Compiles kernels/NAME.cu when NAME is first asked for."""
+    return functools.cache(lambda name: compile_kernels(KERNELS / f"{name}.cu", archs=archs))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import sm100_cases
 from oracle_formats import BF16, E2M1, E4M3, decode_scale, pack_fp4, pack_scales
-from sm100_simulator import Simulator, compile_kernels
+from sm100_simulator import Simulator
 
 pytestmark = [pytest.mark.slow, sm100_cases.needs_nvcc]
 
@@ -25,14 +25,7 @@ def simulator_for(schedule) -> Simulator:
 @pytest.fixture(scope="module")
 def library():
     """One library a source, compiled when first asked for: most of a minute each."""
-    libraries = {}
-
-    def get(name: str):
-        if name not in libraries:
-            libraries[name] = compile_kernels(sm100_cases.KERNELS / f"{name}.cu")
-        return libraries[name]
-
-    return get
+    return sm100_cases.libraries()
 
 
 class Operand:

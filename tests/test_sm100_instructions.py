@@ -9,7 +9,7 @@ import pytest
 import sm100_cases
 from oracle_formats import BF16, E2M1, E4M3, E5M2, FP16, decode_scale
 from sm100_cases import E2M3, E3M2, Step, read, run
-from sm100_simulator import Simulator, compile_kernels
+from sm100_simulator import Simulator
 
 pytestmark = sm100_cases.needs_nvcc
 
@@ -17,14 +17,7 @@ pytestmark = sm100_cases.needs_nvcc
 @pytest.fixture(scope="module")
 def library():
     """One library a source, compiled when first asked for."""
-    libraries = {}
-
-    def get(name: str):
-        if name not in libraries:
-            libraries[name] = compile_kernels(sm100_cases.KERNELS / f"{name}.cu")
-        return libraries[name]
-
-    return get
+    return sm100_cases.libraries()
 
 
 # tcgen05.mma ------------------------------------------------------------------------------------------------------

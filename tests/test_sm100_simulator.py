@@ -112,14 +112,7 @@ def recorded():
 @pytest.fixture(scope="module")
 def sm90():
     """One library a source, compiled when first asked for."""
-    libraries = {}
-
-    def library(name: str):
-        if name not in libraries:
-            libraries[name] = compile_kernels(sm100_cases.KERNELS / f"{name}.cu", archs="90a")
-        return libraries[name]
-
-    return library
+    return sm100_cases.libraries("90a")
 
 
 @pytest.mark.parametrize("schedule", ["immediate", "adversarial"])

@@ -117,7 +117,7 @@ Value Decoder::source(Operand const& o, int size) {
 
 Value Decoder::source(Operand const& o, int size, Op& op) {
   Value const v = source(o, size);
-  if (o.kind == Operand::kRegister) reads(op, v);
+  if (o.kind == Operand::kRegister) reads(v);
   return v;
 }
 
@@ -125,7 +125,7 @@ Value Decoder::predicate(Operand const& o, Op& op, bool* negated) {
   if (negated) *negated = o.negated;
   if (o.kind == Operand::kImmediate) return constant(o.immediate ? ~0ull : 0, 0);
   Value const v = reg(o);
-  reads(op, v);
+  reads(v);
   return v;
 }
 
@@ -134,7 +134,7 @@ u32 Decoder::destination(Operand const& o, Op& op, int size) {
   Value const v = reg(o);
   if (size >= 0 && v.size != size)
     fail("ptx", "register %s has %d bytes where %d are written", kernel_.registers[o.reg].name.c_str(), v.size, size);
-  writes(op, v);
+  writes(v);
   return v.offset;
 }
 
@@ -143,14 +143,14 @@ Value Decoder::address(Operand const& o, Op& op) {
   base.offset = 0;
   if (o.kind == Operand::kRegister) {
     Value const v = registers_[o.reg];
-    reads(op, v);
+    reads(v);
     return v;
   }
   return source(base, 8, op);
 }
 
-void Decoder::reads(Op&, Value v) { pending_reads_.push_back(v.id); }
-void Decoder::writes(Op&, Value v) { pending_writes_.push_back(v.id); }
+void Decoder::reads(Value v) { pending_reads_.push_back(v.id); }
+void Decoder::writes(Value v) { pending_writes_.push_back(v.id); }
 
 u32 Decoder::detail(Details details) {
   program.details.push_back(std::move(details));

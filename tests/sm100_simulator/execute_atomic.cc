@@ -144,7 +144,7 @@ bool decode_atomic(Decoder& d, Statement const& s, Op& op, Class& kind) {
       Operand const o = list(s.operands[0])[i];
       if (o.kind == Operand::kRegister) {
         out = d.reg(o);
-        d.writes(op, out);
+        d.writes(out);
       }
     }
     x.values.push_back(out);

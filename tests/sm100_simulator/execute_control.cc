@@ -90,7 +90,7 @@ bool decode_control(Decoder& d, Statement const& s, Op& op, Class& kind) {
   if (parameter_of_call) {
     op.run = nothing;
     for (Operand const& o : s.operands)
-      if (o.kind == Operand::kRegister && !o.memory && b == "ld") d.writes(op, d.reg(o));
+      if (o.kind == Operand::kRegister && !o.memory && b == "ld") d.writes(d.reg(o));
     return true;
   }
   if (b == "trap" || b == "brkpt" || b == "call") {

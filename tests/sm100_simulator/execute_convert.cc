@@ -311,7 +311,7 @@ bool decode_convert(Decoder& d, Statement const& s, Op& op, Class& kind) {
       x.values = {{}, out};
     } else {
       Value const in = d.reg(s.operands[1]);
-      d.reads(op, in);
+      d.reads(in);
       op.in[0] = in.offset;
       x.values = {in, out};
     }
@@ -324,7 +324,7 @@ bool decode_convert(Decoder& d, Statement const& s, Op& op, Class& kind) {
   Operand const& in = s.operands[1];
   Value const out = d.reg(s.operands[0]);
   Value const source = in.kind == Operand::kRegister ? d.reg(in) : d.source(in, a.size);
-  if (in.kind == Operand::kRegister) d.reads(op, source);
+  if (in.kind == Operand::kRegister) d.reads(source);
   Scalar x{};
   x.source_kind = u8(a.kind);
   x.source_size = u8(a.size);

@@ -490,7 +490,7 @@ bool decode_copy(Decoder& d, Statement const& s, Op& op, Class& kind) {
       for (Operand const& o : s.operands[0].parts) {
         x.sink.push_back(o.kind != Operand::kRegister);
         x.values.push_back(o.kind == Operand::kRegister ? d.reg(o) : Value{});
-        if (o.kind == Operand::kRegister) d.writes(op, d.reg(o));
+        if (o.kind == Operand::kRegister) d.writes(d.reg(o));
       }
       op.run = query_first;
       op.immediate = d.detail(x);

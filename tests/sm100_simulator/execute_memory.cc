@@ -288,11 +288,11 @@ void decode_list(Decoder& d, Operand const& list, Op& op, Details& x, bool write
       x.values.push_back({});
     } else if (write) {
       Value const v = d.reg(o);
-      d.writes(op, v);
+      d.writes(v);
       x.values.push_back(v);
     } else if (o.kind == Operand::kRegister) {
       Value const v = d.reg(o);
-      d.reads(op, v);
+      d.reads(v);
       x.values.push_back(v);
     } else {
       x.values.push_back(d.source(o, size, op));

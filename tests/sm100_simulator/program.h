@@ -103,8 +103,8 @@ class Decoder {
   u32 destination(Operand const& o, Op& op, int size = -1);  // kNone for a sink
   u32 detail(Details details);
   Value address(Operand const& o, Op& op);  // of a memory operand, without its displacement
-  void reads(Op& op, Value v);
-  void writes(Op& op, Value v);
+  void reads(Value v);
+  void writes(Value v);
   i64 number(Operand const& o) const;  // an immediate's value
 
   Program& program;
