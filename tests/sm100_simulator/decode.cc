@@ -92,6 +92,7 @@ Value Decoder::source(Operand const& o, int size) {
       Value const v = registers_[o.reg];
       if (v.size != size)
         fail("ptx", "register %s has %d bytes where %d are read", kernel_.registers[o.reg].name.c_str(), v.size, size);
+      reads(v);
       return v;
     }
     case Operand::kImmediate: {
@@ -115,13 +116,7 @@ Value Decoder::source(Operand const& o, int size) {
   }
 }
 
-Value Decoder::source(Operand const& o, int size, Op& op) {
-  Value const v = source(o, size);
-  if (o.kind == Operand::kRegister) reads(v);
-  return v;
-}
-
-Value Decoder::predicate(Operand const& o, Op& op, bool* negated) {
+Value Decoder::predicate(Operand const& o, bool* negated) {
   if (negated) *negated = o.negated;
   if (o.kind == Operand::kImmediate) return constant(o.immediate ? ~0ull : 0, 0);
   Value const v = reg(o);
@@ -129,7 +124,7 @@ Value Decoder::predicate(Operand const& o, Op& op, bool* negated) {
   return v;
 }
 
-u32 Decoder::destination(Operand const& o, Op& op, int size) {
+u32 Decoder::destination(Operand const& o, int size) {
   if (o.kind == Operand::kSink) return kNone;
   Value const v = reg(o);
   if (size >= 0 && v.size != size)
@@ -138,7 +133,7 @@ u32 Decoder::destination(Operand const& o, Op& op, int size) {
   return v.offset;
 }
 
-Value Decoder::address(Operand const& o, Op& op) {
+Value Decoder::address(Operand const& o) {
   Operand base = o;
   base.offset = 0;
   if (o.kind == Operand::kRegister) {
@@ -146,7 +141,7 @@ Value Decoder::address(Operand const& o, Op& op) {
     reads(v);
     return v;
   }
-  return source(base, 8, op);
+  return source(base, 8);
 }
 
 void Decoder::reads(Value v) { pending_reads_.push_back(v.id); }

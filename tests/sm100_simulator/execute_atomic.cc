@@ -136,8 +136,8 @@ bool decode_atomic(Decoder& d, Statement const& s, Op& op, Class& kind) {
   x.numbers[2] = s.has("shared") || s.has("shared::cta") || s.has("shared::cluster") ? 1 : s.has("global") ? 0 : 2;
   x.numbers[3] = (s.has("acquire") ? 1 : s.has("release") ? 2 : s.has("acq_rel") ? 3 : 0);
   auto list = [&](Operand const& o) { return o.kind == Operand::kVector ? o.parts : std::vector<Operand>{o}; };
-  for (Operand const& o : list(s.operands[returns ? 2 : 1])) x.values.push_back(d.source(o, t.size, op));
-  x.values.push_back(f == kCompareSwap ? d.source(s.operands[3], t.size, op) : Value{});
+  for (Operand const& o : list(s.operands[returns ? 2 : 1])) x.values.push_back(d.source(o, t.size));
+  x.values.push_back(f == kCompareSwap ? d.source(s.operands[3], t.size) : Value{});
   for (int i = 0; i < count; ++i) {
     Value out;
     if (returns) {
@@ -150,7 +150,7 @@ bool decode_atomic(Decoder& d, Statement const& s, Op& op, Class& kind) {
     x.values.push_back(out);
   }
   x.values.push_back({u32(i32(memory.offset)), 0, 0});
-  x.values.push_back(d.address(memory, op));
+  x.values.push_back(d.address(memory));
   op.run = atomic;
   op.immediate = d.detail(x);
   return true;

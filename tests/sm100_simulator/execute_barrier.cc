@@ -244,30 +244,30 @@ void decode_mbarrier(Decoder& d, Statement const& s, Op& op) {
   size_t at = 0;  // the operand that is the address
   while (at < s.operands.size() && !s.operands[at].memory) ++at;
   if (at == s.operands.size()) unsupported(s);
-  Value const a = d.address(s.operands[at], op);
+  Value const a = d.address(s.operands[at]);
   op.in[0] = a.offset;
   op.out2 = u32(a.size);
   op.immediate = s.operands[at].offset;
   bool const more = at + 1 < s.operands.size();
   if (what == "init") {
-    op.in[1] = d.source(s.operands[at + 1], 4, op).offset;
+    op.in[1] = d.source(s.operands[at + 1], 4).offset;
     op.run = initialise;
   } else if (what == "inval") {
     op.run = invalidate;
   } else if (what == "expect_tx" || what == "complete_tx") {
-    op.in[1] = d.source(s.operands[at + 1], 4, op).offset;
+    op.in[1] = d.source(s.operands[at + 1], 4).offset;
     op.run = what == "expect_tx" ? arrive<true, false, false> : complete_bytes;
   } else if (what == "arrive" || what == "arrive_drop") {
     bool const drops = what == "arrive_drop", expects = s.has("expect_tx");
     if (s.has("noComplete")) unsupported(s);
-    if (more) op.in[1] = d.source(s.operands[at + 1], 4, op).offset;
-    if (at == 1) op.out = d.destination(s.operands[0], op);
+    if (more) op.in[1] = d.source(s.operands[at + 1], 4).offset;
+    if (at == 1) op.out = d.destination(s.operands[0]);
     op.run = drops ? (expects ? arrive<true, true, true> : arrive<false, true, true>)
                    : (expects ? arrive<true, true, false> : arrive<false, true, false>);
   } else if (what == "test_wait" || what == "try_wait") {
     bool const blocks = what == "try_wait", parity = s.has("parity");
-    op.in[1] = d.source(s.operands[at + 1], parity ? 4 : 8, op).offset;
-    op.out = d.destination(s.operands[0], op);
+    op.in[1] = d.source(s.operands[at + 1], parity ? 4 : 8).offset;
+    op.out = d.destination(s.operands[0]);
     op.run =
         blocks ? (parity ? wait<true, true> : wait<true, false>) : (parity ? wait<false, true> : wait<false, false>);
   } else if (what == "pending_count") {
@@ -320,13 +320,13 @@ bool decode_barrier(Decoder& d, Statement const& s, Op& op, Class& kind) {
     int const vote = s.has("and") ? 1 : s.has("or") ? 2 : 0;
     op.immediate = (red ? 2 : arrives ? 1 : 0) | vote << 2;
     size_t const first = red ? 1 : 0, count = s.operands.size() - first - red;
-    op.in[0] = d.source(s.operands[first], 4, op).offset;
-    if (count > 1) op.in[1] = d.source(s.operands[first + 1], 4, op).offset;
+    op.in[0] = d.source(s.operands[first], 4).offset;
+    if (count > 1) op.in[1] = d.source(s.operands[first + 1], 4).offset;
     if (red) {
       bool negated = false;
-      op.in[2] = d.predicate(s.operands.back(), op, &negated).offset;
+      op.in[2] = d.predicate(s.operands.back(), &negated).offset;
       op.immediate |= negated ? 16 : 0;
-      op.out = d.destination(s.operands[0], op);
+      op.out = d.destination(s.operands[0]);
     }
     op.run = named_barrier;
     return true;
@@ -338,7 +338,7 @@ bool decode_barrier(Decoder& d, Statement const& s, Op& op, Class& kind) {
   if (b == "fence" || b == "membar") {
     if (s.has("tensormap::generic")) {
       if (s.has("acquire")) {
-        Value const a = d.address(s.operands[0], op);
+        Value const a = d.address(s.operands[0]);
         op.in[0] = a.offset;
         op.immediate = s.operands[0].offset;
         op.run = fence_tensor_map;

@@ -162,17 +162,17 @@ bool decode_setp(Decoder& d, Statement const& s, Op& op) {
     op.run = is_signed ? pick_compare<i32>(k) : pick_compare<u32>(k);
   else
     op.run = is_signed ? pick_compare<i64>(k) : pick_compare<u64>(k);
-  op.in[0] = d.source(s.operands[1], t.size, op).offset;
-  op.in[1] = d.source(s.operands[2], t.size, op).offset;
+  op.in[0] = d.source(s.operands[1], t.size).offset;
+  op.in[1] = d.source(s.operands[2], t.size).offset;
   op.immediate = s.has("and") ? 1 : s.has("or") ? 2 : s.has("xor") ? 3 : 0;
   if (op.immediate) {
     bool negated = false;
-    op.in[2] = d.predicate(s.operands[3], op, &negated).offset;
+    op.in[2] = d.predicate(s.operands[3], &negated).offset;
     op.immediate |= negated ? 4 : 0;
   }
   Operand first = s.operands[0];
-  if (!first.parts.empty()) op.out2 = d.destination(first.parts[0], op);
-  op.out = d.destination(first, op);
+  if (!first.parts.empty()) op.out2 = d.destination(first.parts[0]);
+  op.out = d.destination(first);
   return true;
 }
 
@@ -189,11 +189,11 @@ bool decode_compare(Decoder& d, Statement const& s, Op& op, Class& kind) {
   if (t.kind == 'p' && (b == "and" || b == "or" || b == "xor" || b == "not" || b == "mov")) {
     bool negated = false;
     for (size_t i = 1; i < s.operands.size(); ++i) {
-      op.in[i - 1] = d.predicate(s.operands[i], op, &negated).offset;
+      op.in[i - 1] = d.predicate(s.operands[i], &negated).offset;
       if (negated) op.immediate |= 1 << (i - 1);
     }
     kind = Class::kInteger;
-    op.out = d.destination(s.operands[0], op);
+    op.out = d.destination(s.operands[0]);
     op.run = b == "and"   ? predicate_logic<0>
              : b == "or"  ? predicate_logic<1>
              : b == "xor" ? predicate_logic<2>
@@ -206,7 +206,7 @@ bool decode_compare(Decoder& d, Statement const& s, Op& op, Class& kind) {
     op.run = t.size == 2 ? select<u16> : t.size == 4 ? select<u32> : select<u64>;
     elementwise(d, s, op, 2, t.size);
     bool negated = false;
-    op.in[2] = d.predicate(s.operands[3], op, &negated).offset;
+    op.in[2] = d.predicate(s.operands[3], &negated).offset;
     op.immediate = negated;
     return true;
   }

@@ -120,7 +120,7 @@ bool decode_control(Decoder& d, Statement const& s, Op& op, Class& kind) {
         name != "%globaltimer_lo" && name != "%globaltimer_hi")
       return false;
     int const size = last_type(s).size;
-    op.out = d.destination(s.operands[0], op, size);
+    op.out = d.destination(s.operands[0], size);
     op.immediate = size;
     op.run = name.find("_hi") != std::string::npos ? read_clock<1> : read_clock<0>;
     return true;

@@ -288,8 +288,8 @@ bool decode_convert(Decoder& d, Statement const& s, Op& op, Class& kind) {
   if (s.modifiers.back() == "f32" && to == "tf32") {
     op.run = to_tf32;
     op.immediate = s.has("rna");
-    op.out = d.destination(s.operands[0], op, 4);
-    op.in[0] = d.source(s.operands[1], 4, op).offset;
+    op.out = d.destination(s.operands[0], 4);
+    op.in[0] = d.source(s.operands[1], 4).offset;
     return true;
   }
   Narrow const narrow_to = parse_narrow(to), narrow_from = parse_narrow(from);
@@ -307,7 +307,7 @@ bool decode_convert(Decoder& d, Statement const& s, Op& op, Class& kind) {
     op.run = pair;
     Value const out = d.reg(s.operands[0]);
     if (two) {
-      for (int i = 0; i < 2; ++i) op.in[i] = d.source(s.operands[i + 1], 4, op).offset;
+      for (int i = 0; i < 2; ++i) op.in[i] = d.source(s.operands[i + 1], 4).offset;
       x.values = {{}, out};
     } else {
       Value const in = d.reg(s.operands[1]);
@@ -315,7 +315,7 @@ bool decode_convert(Decoder& d, Statement const& s, Op& op, Class& kind) {
       op.in[0] = in.offset;
       x.values = {in, out};
     }
-    op.out = d.destination(s.operands[0], op);
+    op.out = d.destination(s.operands[0]);
     op.immediate = d.detail(x);
     return true;
   }
@@ -345,7 +345,7 @@ bool decode_convert(Decoder& d, Statement const& s, Op& op, Class& kind) {
   memcpy(details.numbers, &x, sizeof x);
   op.run = scalar;
   op.in[0] = source.offset;
-  op.out = d.destination(s.operands[0], op);
+  op.out = d.destination(s.operands[0]);
   op.immediate = d.detail(details);
   return true;
 }

@@ -15,8 +15,8 @@ struct Address {
 };
 Address take(Details const& d, int slot) { return {d.values[slot], i32(d.values[slot + 1].offset)}; }
 
-void put(Decoder& d, Operand const& memory, Op& op, Details& x) {
-  x.values.push_back(d.address(memory, op));
+void put(Decoder& d, Operand const& memory, Details& x) {
+  x.values.push_back(d.address(memory));
   x.values.push_back({u32(i32(memory.offset)), 0, 0});
 }
 
@@ -384,22 +384,22 @@ void decode_bulk(Decoder& d, Statement const& s, Op& op, bool reduces) {
     bool const multicast = s.has("multicast::cluster"), from_shared = position(s, "global") == 999;
     x.numbers[1] = (multicast ? 1 : 0) | (s.has("cta_group::2") ? 2 : 0) | (from_shared ? 4 : 0);
     size_t const size = tensor ? 0 : 1;  // a bulk copy has its size before the mbarrier
-    put(d, s.operands[0], op, x);
-    put(d, s.operands[1], op, x);
-    put(d, s.operands[2 + size], op, x);
-    x.values.push_back(multicast ? d.source(s.operands[3 + size], 2, op) : Value{});
+    put(d, s.operands[0], x);
+    put(d, s.operands[1], x);
+    put(d, s.operands[2 + size], x);
+    x.values.push_back(multicast ? d.source(s.operands[3 + size], 2) : Value{});
     if (tensor)
-      for (Operand const& o : s.operands[1].parts) x.values.push_back(d.source(o, 4, op));
+      for (Operand const& o : s.operands[1].parts) x.values.push_back(d.source(o, 4));
     else
-      x.values.push_back(d.source(s.operands[2], 4, op));
+      x.values.push_back(d.source(s.operands[2], 4));
     op.run = load;
   } else {
     size_t const map = 0, source = 1;
-    put(d, s.operands[map], op, x);
-    put(d, s.operands[source], op, x);
-    x.values.push_back(tensor ? Value{} : d.source(s.operands[2], 4, op));
+    put(d, s.operands[map], x);
+    put(d, s.operands[source], x);
+    x.values.push_back(tensor ? Value{} : d.source(s.operands[2], 4));
     if (tensor)
-      for (Operand const& o : s.operands[map].parts) x.values.push_back(d.source(o, 4, op));
+      for (Operand const& o : s.operands[map].parts) x.values.push_back(d.source(o, 4));
     if (reduces) {
       for (char const* f : {"add", "min", "max", "inc", "dec", "and", "or", "xor"})
         if (s.has(f)) x.text = f;
@@ -441,8 +441,8 @@ bool decode_copy(Decoder& d, Statement const& s, Op& op, Class& kind) {
   if (b == "tensormap") {
     Details x;
     if (s.has("cp_fenceproxy")) {
-      put(d, s.operands[0], op, x);
-      put(d, s.operands[1], op, x);
+      put(d, s.operands[0], x);
+      put(d, s.operands[1], x);
       op.run = publish_map;
     } else {
       static std::map<std::string, Field> const kFields{{"global_address", kAddress},
@@ -459,11 +459,11 @@ bool decode_copy(Decoder& d, Statement const& s, Op& op, Class& kind) {
       if (field == kFields.end()) unsupported(s);
       x.numbers[0] = u64(field->second);
       x.numbers[1] = position(s, "shared") != 999;
-      put(d, s.operands[0], op, x);
+      put(d, s.operands[0], x);
       bool const indexed = s.operands.size() == 3;
       Operand const& value = s.operands[indexed ? 2 : 1];
-      x.values.push_back(d.source(value, s.has("b64") ? 8 : 4, op));
-      x.values.push_back(d.source(indexed ? s.operands[1] : Operand{Operand::kImmediate}, 4, op));
+      x.values.push_back(d.source(value, s.has("b64") ? 8 : 4));
+      x.values.push_back(d.source(indexed ? s.operands[1] : Operand{Operand::kImmediate}, 4));
       op.run = replace;
     }
     op.immediate = d.detail(x);
@@ -473,15 +473,15 @@ bool decode_copy(Decoder& d, Statement const& s, Op& op, Class& kind) {
     Details x;
     if (s.has("try_cancel")) {
       x.numbers[0] = s.has("multicast::cluster::all");
-      put(d, s.operands[0], op, x);
-      put(d, s.operands[1], op, x);
+      put(d, s.operands[0], x);
+      put(d, s.operands[1], x);
       op.run = try_cancel;
       op.immediate = d.detail(x);
       return true;
     }
-    op.in[0] = d.source(s.operands[1], 16, op).offset;
+    op.in[0] = d.source(s.operands[1], 16).offset;
     if (s.has("is_canceled")) {
-      op.out = d.destination(s.operands[0], op);
+      op.out = d.destination(s.operands[0]);
       op.immediate = 3;
       op.run = query_cancel;
       return true;
@@ -497,7 +497,7 @@ bool decode_copy(Decoder& d, Statement const& s, Op& op, Class& kind) {
       return true;
     }
     op.immediate = s.has("get_first_ctaid::x") ? 0 : s.has("get_first_ctaid::y") ? 1 : 2;
-    op.out = d.destination(s.operands[0], op, 4);
+    op.out = d.destination(s.operands[0], 4);
     op.run = query_cancel;
     return true;
   }

@@ -291,16 +291,16 @@ bool decode_integer(Decoder& d, Statement const& s, Op& op, Class& kind) {
     else
       op.run = is_signed ? (adds ? wide<i32, i64, true> : wide<i32, i64, false>)
                          : (adds ? wide<u32, u64, true> : wide<u32, u64, false>);
-    op.out = d.destination(s.operands[0], op, t.size * 2);
-    for (int i = 0; i < 2; ++i) op.in[i] = d.source(s.operands[i + 1], t.size, op).offset;
-    if (adds) op.in[2] = d.source(s.operands[3], t.size * 2, op).offset;
+    op.out = d.destination(s.operands[0], t.size * 2);
+    for (int i = 0; i < 2; ++i) op.in[i] = d.source(s.operands[i + 1], t.size).offset;
+    if (adds) op.in[2] = d.source(s.operands[3], t.size * 2).offset;
     return true;
   }
   if (b == "shl" || b == "shr") {
     op.run = integer_handler(b, t);
-    op.out = d.destination(s.operands[0], op, t.size);
-    op.in[0] = d.source(s.operands[1], t.size, op).offset;
-    op.in[1] = d.source(s.operands[2], 4, op).offset;
+    op.out = d.destination(s.operands[0], t.size);
+    op.in[0] = d.source(s.operands[1], t.size).offset;
+    op.in[1] = d.source(s.operands[2], 4).offset;
     return true;
   }
   if (b == "lop3") {
@@ -327,9 +327,9 @@ bool decode_integer(Decoder& d, Statement const& s, Op& op, Class& kind) {
       op.run = t.size == 4 ? bit_extract<i32> : bit_extract<i64>;
     else
       op.run = t.size == 4 ? bit_extract<u32> : bit_extract<u64>;
-    op.out = d.destination(s.operands[0], op, t.size);
+    op.out = d.destination(s.operands[0], t.size);
     for (int i = 0; i < (insert ? 4 : 3); ++i)
-      op.in[i] = d.source(s.operands[i + 1], i < (insert ? 2 : 1) ? t.size : 4, op).offset;
+      op.in[i] = d.source(s.operands[i + 1], i < (insert ? 2 : 1) ? t.size : 4).offset;
     return true;
   }
   if (b == "bfind") {
@@ -346,8 +346,8 @@ bool decode_integer(Decoder& d, Statement const& s, Op& op, Class& kind) {
     op.run = t.size == 4 ? count_bits<u32, false> : count_bits<u64, false>;
   }
   if (op.run) {
-    op.out = d.destination(s.operands[0], op, 4);
-    op.in[0] = d.source(s.operands[1], t.size, op).offset;
+    op.out = d.destination(s.operands[0], 4);
+    op.in[0] = d.source(s.operands[1], t.size).offset;
     return true;
   }
   if (b == "brev") {

@@ -167,13 +167,13 @@ bool decode_lanes(Decoder& d, Statement const& s, Op& op, Class& kind) {
   kind = Class::kShuffle;
   auto results = [&](int size) {
     Operand first = s.operands[0];
-    if (!first.parts.empty()) op.out2 = d.destination(first.parts[0], op);
-    op.out = d.destination(first, op, size);
+    if (!first.parts.empty()) op.out2 = d.destination(first.parts[0]);
+    op.out = d.destination(first, size);
   };
   if (b == "shfl") {
     if (!s.has("sync")) unsupported(s);
     op.immediate = s.has("up") ? 0 : s.has("down") ? 1 : s.has("bfly") ? 2 : 3;
-    for (int i = 0; i < 4; ++i) op.in[i] = d.source(s.operands[i + 1], 4, op).offset;
+    for (int i = 0; i < 4; ++i) op.in[i] = d.source(s.operands[i + 1], 4).offset;
     results(4);
     op.run = together<shuffle, 3>;
     return true;
@@ -181,10 +181,10 @@ bool decode_lanes(Decoder& d, Statement const& s, Op& op, Class& kind) {
   if (b == "vote") {
     bool negated = false;
     op.immediate = s.has("any") ? 1 : s.has("all") ? 2 : s.has("uni") ? 3 : 0;
-    op.in[0] = d.predicate(s.operands[1], op, &negated).offset;
+    op.in[0] = d.predicate(s.operands[1], &negated).offset;
     op.immediate |= negated ? 4 : 0;
-    op.in[1] = d.source(s.operands[2], 4, op).offset;
-    op.out = d.destination(s.operands[0], op);
+    op.in[1] = d.source(s.operands[2], 4).offset;
+    op.out = d.destination(s.operands[0]);
     op.run = together<vote, 1>;
     return true;
   }
@@ -193,8 +193,8 @@ bool decode_lanes(Decoder& d, Statement const& s, Op& op, Class& kind) {
     bool const all = s.has("all");
     op.run = t.size == 8 ? (all ? together<match<u64, true>, 1> : together<match<u64, false>, 1>)
                          : (all ? together<match<u32, true>, 1> : together<match<u32, false>, 1>);
-    op.in[0] = d.source(s.operands[1], t.size, op).offset;
-    op.in[1] = d.source(s.operands[2], 4, op).offset;
+    op.in[0] = d.source(s.operands[1], t.size).offset;
+    op.in[1] = d.source(s.operands[2], 4).offset;
     results(4);
     return true;
   }
@@ -206,25 +206,25 @@ bool decode_lanes(Decoder& d, Statement const& s, Op& op, Class& kind) {
       f = t.kind == 'f' ? (max ? kMaxF : kMinF) : t.kind == 's' ? (max ? kMaxS : kMinS) : (max ? kMaxU : kMinU);
     if (t.size != 4) unsupported(s);
     op.immediate = f | (s.has("abs") ? 16 : 0) | (s.has("NaN") ? 32 : 0);
-    op.in[0] = d.source(s.operands[1], 4, op).offset;
-    op.in[1] = d.source(s.operands[2], 4, op).offset;
-    op.out = d.destination(s.operands[0], op, 4);
+    op.in[0] = d.source(s.operands[1], 4).offset;
+    op.in[1] = d.source(s.operands[2], 4).offset;
+    op.out = d.destination(s.operands[0], 4);
     op.run = together<reduce, 1>;
     return true;
   }
   if (b == "elect") {
-    op.in[0] = d.source(s.operands[1], 4, op).offset;
+    op.in[0] = d.source(s.operands[1], 4).offset;
     results(-1);
     op.run = together<elect, 0>;
     return true;
   }
   if (b == "activemask") {
-    op.out = d.destination(s.operands[0], op, 4);
+    op.out = d.destination(s.operands[0], 4);
     op.run = active_mask;
     return true;
   }
   if (b == "bar" && s.has("warp")) {
-    op.in[0] = d.source(s.operands[0], 4, op).offset;
+    op.in[0] = d.source(s.operands[0], 4).offset;
     op.run = together<warp_sync, 0>;
     return true;
   }

@@ -275,13 +275,13 @@ Space space_of(Statement const& s) {
 
 // The address goes to op.in[0]; its size and displacement into the two last values of `x`.
 void decode_address(Decoder& d, Operand const& memory, Op& op, Details& x) {
-  Value const v = d.address(memory, op);
+  Value const v = d.address(memory);
   op.in[0] = v.offset;
   x.values.push_back({u32(i32(memory.offset)), 0, 0});
   x.values.push_back(v);
 }
 
-void decode_list(Decoder& d, Operand const& list, Op& op, Details& x, bool write, int size) {
+void decode_list(Decoder& d, Operand const& list, Details& x, bool write, int size) {
   auto one = [&](Operand const& o) {
     x.sink.push_back(o.kind == Operand::kSink);
     if (o.kind == Operand::kSink) {
@@ -295,7 +295,7 @@ void decode_list(Decoder& d, Operand const& list, Op& op, Details& x, bool write
       d.reads(v);
       x.values.push_back(v);
     } else {
-      x.values.push_back(d.source(o, size, op));
+      x.values.push_back(d.source(o, size));
     }
   };
   if (list.kind == Operand::kVector)
@@ -309,24 +309,24 @@ bool decode_mov(Decoder& d, Statement const& s, Op& op) {
   Operand const &to = s.operands[0], &from = s.operands[1];
   if (to.kind == Operand::kVector) {
     Details x;
-    decode_list(d, to, op, x, true, 0);
+    decode_list(d, to, x, true, 0);
     x.numbers[0] = u64(t.size);
-    op.in[0] = d.source(from, t.size, op).offset;
+    op.in[0] = d.source(from, t.size).offset;
     op.run = unpack;
     op.immediate = d.detail(x);
     return true;
   }
   if (from.kind == Operand::kVector) {
     Details x;
-    decode_list(d, from, op, x, false, t.size / int(from.parts.size()));
+    decode_list(d, from, x, false, t.size / int(from.parts.size()));
     x.numbers[0] = u64(t.size);
-    op.out = d.destination(to, op, t.size);
+    op.out = d.destination(to, t.size);
     op.run = pack;
     op.immediate = d.detail(x);
     return true;
   }
-  op.out = d.destination(to, op, t.size);
-  op.in[0] = d.source(from, t.size, op).offset;
+  op.out = d.destination(to, t.size);
+  op.in[0] = d.source(from, t.size).offset;
   op.immediate = from.kind == Operand::kRegister || from.kind == Operand::kSpecial ? from.offset : 0;
   op.run = t.size == 1   ? move<u8>
            : t.size == 2 ? move<u16>
@@ -349,30 +349,30 @@ bool decode_memory(Decoder& d, Statement const& s, Op& op, Class& kind) {
     op.moves_data = true;
     bool const to = s.has("to");
     bool const shared = space_of(s) == kShared, local = space_of(s) == kLocal;
-    op.out = d.destination(s.operands[0], op, 8);
-    op.in[0] = d.source(s.operands[1], 8, op).offset;
+    op.out = d.destination(s.operands[0], 8);
+    op.in[0] = d.source(s.operands[1], 8).offset;
     op.immediate = i64(shared ? kSharedTag : local ? kLocalTag : 0);
     op.run = to ? from_generic : to_generic;
     return true;
   }
   if (b == "isspacep") {
-    op.out = d.destination(s.operands[0], op);
-    op.in[0] = d.source(s.operands[1], 8, op).offset;
+    op.out = d.destination(s.operands[0]);
+    op.in[0] = d.source(s.operands[1], 8).offset;
     op.immediate = s.has("shared::cluster") ? 100 : space_of(s);
     op.run = is_space;
     return true;
   }
   if (b == "mapa") {
     int const size = last_type(s).size;
-    op.out = d.destination(s.operands[0], op, size);
-    op.in[0] = d.source(s.operands[1], size, op).offset;
-    op.in[1] = d.source(s.operands[2], 4, op).offset;
+    op.out = d.destination(s.operands[0], size);
+    op.in[0] = d.source(s.operands[1], size).offset;
+    op.in[1] = d.source(s.operands[2], 4).offset;
     op.run = size == 8 ? map_address<u64> : map_address<u32>;
     return true;
   }
   if (b == "getctarank") {
-    op.out = d.destination(s.operands[0], op, 4);
-    op.in[0] = d.source(s.operands[1], 4, op).offset;
+    op.out = d.destination(s.operands[0], 4);
+    op.in[0] = d.source(s.operands[1], 4).offset;
     op.run = get_rank;
     if (last_type(s).size != 4 || !s.has("shared::cluster")) unsupported(s);
     return true;
@@ -380,7 +380,7 @@ bool decode_memory(Decoder& d, Statement const& s, Op& op, Class& kind) {
   if (b == "prefetch" || b == "prefetchu" || b == "applypriority" || b == "discard" || b == "createpolicy") {
     op.run = nothing;
     if (b == "createpolicy") {
-      op.out = d.destination(s.operands[0], op, 8);
+      op.out = d.destination(s.operands[0], 8);
       op.in[0] = d.source(Operand{Operand::kImmediate}, 8).offset;
       op.run = move<u64>;
     }
@@ -393,7 +393,7 @@ bool decode_memory(Decoder& d, Statement const& s, Op& op, Class& kind) {
     Details x;
     x.numbers[0] = s.has("x4") ? 4 : s.has("x2") ? 2 : 1;
     x.numbers[1] = s.has("trans");
-    decode_list(d, s.operands[st ? 1 : 0], op, x, !st, 4);
+    decode_list(d, s.operands[st ? 1 : 0], x, !st, 4);
     decode_address(d, s.operands[st ? 0 : 1], op, x);
     op.run = st ? matrix<true> : matrix<false>;
     op.immediate = d.detail(x);
@@ -410,7 +410,7 @@ bool decode_memory(Decoder& d, Statement const& s, Op& op, Class& kind) {
                                                                                      : 0;
   Details x;
   Operand const &memory = s.operands[st ? 0 : 1], &data = s.operands[st ? 1 : 0];
-  decode_list(d, data, op, x, !st, t.size);
+  decode_list(d, data, x, !st, t.size);
   if (int(x.values.size()) != count) unsupported(s, "has another number of registers than its vector");
   bool const parameter = s.has("param") || s.has("param::entry");
   x.numbers[0] = parameter ? kParameter : space_of(s);

@@ -182,8 +182,8 @@ bool decode_packed(Decoder& d, Statement const& s, Op& op, Class& kind) {
   kind = t.integer() ? Class::kInteger : Class::kFloat;
   op.moves_data = true;
   op.immediate = (s.has("ftz") ? 1 : 0) | (s.has("sat") ? 2 : 0) | (s.has("relu") ? 4 : 0);
-  op.out = d.destination(s.operands[0], op, t.size);
-  for (size_t i = 1; i < s.operands.size(); ++i) op.in[i - 1] = d.source(s.operands[i], t.size, op).offset;
+  op.out = d.destination(s.operands[0], t.size);
+  for (size_t i = 1; i < s.operands.size(); ++i) op.in[i - 1] = d.source(s.operands[i], t.size).offset;
   return true;
 }
 

@@ -275,18 +275,18 @@ void decode_multiply(Decoder& d, Statement const& s, Op& op, Details& x) {
                                                                     : 2;
     x.numbers[2] = u64(vector);
   }
-  op.in[0] = d.address(s.operands[0], op).offset;
-  for (int i = 1; i < 3; ++i) op.in[i] = d.source(s.operands[i], 8, op).offset;
-  op.in[3] = d.source(s.operands[3], 4, op).offset;
+  op.in[0] = d.address(s.operands[0]).offset;
+  for (int i = 1; i < 3; ++i) op.in[i] = d.source(s.operands[i], 8).offset;
+  op.in[3] = d.source(s.operands[3], 4).offset;
   size_t next = 4;
   if (block) {
-    for (int i = 0; i < 2; ++i) x.values.push_back(d.address(s.operands[next++], op));
+    for (int i = 0; i < 2; ++i) x.values.push_back(d.address(s.operands[next++]));
   } else if (s.operands[next].kind == Operand::kVector) {
-    for (Operand const& o : s.operands[next].parts) x.values.push_back(d.source(o, 4, op));
+    for (Operand const& o : s.operands[next].parts) x.values.push_back(d.source(o, 4));
     ++next;
   }
   bool negated = false;
-  x.numbers[3] = d.predicate(s.operands[next++], op, &negated).offset;
+  x.numbers[3] = d.predicate(s.operands[next++], &negated).offset;
   if (negated) x.numbers[3] |= 1ull << 32;
   if (next != s.operands.size()) unsupported(s, "scales its accumulators");
   op.run = multiply;
@@ -301,14 +301,14 @@ bool decode_tensor(Decoder& d, Statement const& s, Op& op, Class& kind) {
   u64 const ctas = s.has("cta_group::2") ? 2 : 1;
   Details x;
   if (what == "alloc") {
-    x.values.push_back(d.address(s.operands[0], op));
+    x.values.push_back(d.address(s.operands[0]));
     op.in[0] = x.values[0].offset;
     x.numbers[0] = u64(s.operands[0].offset);
-    op.in[1] = d.source(s.operands[1], 4, op).offset;
+    op.in[1] = d.source(s.operands[1], 4).offset;
     op.run = allocate;
   } else if (what == "dealloc") {
-    op.in[0] = d.source(s.operands[0], 4, op).offset;
-    op.in[1] = d.source(s.operands[1], 4, op).offset;
+    op.in[0] = d.source(s.operands[0], 4).offset;
+    op.in[1] = d.source(s.operands[1], 4).offset;
     op.run = deallocate;
   } else if (what == "relinquish_alloc_permit") {
     op.run = relinquish;
@@ -317,10 +317,10 @@ bool decode_tensor(Decoder& d, Statement const& s, Op& op, Class& kind) {
     if (s.has("pack::16b") || s.has("unpack::16b") || s.has("red")) unsupported(s);
     x.numbers[0] = u64(shape_of(s));
     Operand const &memory = s.operands[store ? 0 : 1], &list = s.operands[store ? 1 : 0];
-    op.in[0] = d.address(memory, op).offset;
+    op.in[0] = d.address(memory).offset;
     if (memory.offset) unsupported(s, "has a displacement");
     for (Operand const& o : list.kind == Operand::kVector ? list.parts : std::vector<Operand>{list}) {
-      Value const v = store ? d.source(o, 4, op) : d.reg(o);  // written when the wait says so
+      Value const v = store ? d.source(o, 4) : d.reg(o);  // written when the wait says so
       x.values.push_back(v);
     }
     op.run = store ? tensor_store : tensor_load;
@@ -339,18 +339,18 @@ bool decode_tensor(Decoder& d, Statement const& s, Op& op, Class& kind) {
       x.numbers[1] = 128, x.numbers[2] = 1;
     else
       unsupported(s);
-    op.in[0] = d.address(s.operands[0], op).offset;
-    op.in[1] = d.source(s.operands[1], 8, op).offset;
+    op.in[0] = d.address(s.operands[0]).offset;
+    op.in[1] = d.source(s.operands[1], 8).offset;
     op.run = copy;
   } else if (what == "mma") {
     x.numbers[1] = ctas;
     decode_multiply(d, s, op, x);
   } else if (what == "commit") {
-    x.values.push_back(d.address(s.operands[0], op));
+    x.values.push_back(d.address(s.operands[0]));
     op.in[0] = x.values[0].offset;
     x.numbers[0] = u64(s.operands[0].offset);
     x.numbers[1] = s.has("multicast::cluster");
-    if (x.numbers[1]) x.values.push_back(d.source(s.operands[1], 2, op));
+    if (x.numbers[1]) x.values.push_back(d.source(s.operands[1], 2));
     op.run = commit;
   } else {
     unsupported(s);

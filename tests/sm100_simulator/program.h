@@ -96,13 +96,13 @@ class Decoder {
           std::unordered_map<std::string, u64> const& globals);
   void run();
 
-  Value reg(Operand const& o) const;         // a register
+  Value reg(Operand const& o) const;  // a register
+  // What an instruction reads and writes, and the decoder notes as such.
   Value source(Operand const& o, int size);  // a register, a constant or a symbol's address, `size` bytes a lane
-  Value source(Operand const& o, int size, Op& op);  // the same, noted as read
-  Value predicate(Operand const& o, Op& op, bool* negated = nullptr);
-  u32 destination(Operand const& o, Op& op, int size = -1);  // kNone for a sink
+  Value predicate(Operand const& o, bool* negated = nullptr);
+  u32 destination(Operand const& o, int size = -1);  // kNone for a sink
   u32 detail(Details details);
-  Value address(Operand const& o, Op& op);  // of a memory operand, without its displacement
+  Value address(Operand const& o);  // of a memory operand, without its displacement
   void reads(Value v);
   void writes(Value v);
   i64 number(Operand const& o) const;  // an immediate's value

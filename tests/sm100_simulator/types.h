@@ -46,8 +46,8 @@ inline Type last_type(Statement const& s) {
 
 // A result and `sources` operands, all of `size` bytes a lane.
 inline bool elementwise(Decoder& d, Statement const& s, Op& op, int sources, int size) {
-  op.out = d.destination(s.operands[0], op, size);
-  for (int i = 0; i < sources; ++i) op.in[i] = d.source(s.operands[i + 1], size, op).offset;
+  op.out = d.destination(s.operands[0], size);
+  for (int i = 0; i < sources; ++i) op.in[i] = d.source(s.operands[i + 1], size).offset;
   return true;
 }
 
