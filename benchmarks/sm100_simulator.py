@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import sm100_cases  # noqa: E402
 from sm100_simulator import Simulator, compile_kernels  # noqa: E402
@@ -29,9 +28,7 @@ def small_gemm():
 
 
 def quantiser():
-    csrc = ROOT / "csrc"
-    sources = [sm100_cases.KERNELS / "shipped_quantize.cu", csrc / "cuda/quantize.cu", csrc / "cuda/dequantize.cu"]
-    library = compile_kernels(sources, include=[csrc])
+    library = sm100_cases.shipped_quantiser()
     x = np.random.default_rng(0).standard_normal((1024, 512), np.float32)
 
     def run(simulator):

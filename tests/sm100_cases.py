@@ -180,3 +180,10 @@ def scale_image(scales: np.ndarray) -> tuple[np.ndarray, int]:
 def libraries(archs: str = "100a") -> Callable[[str], Path]:
     """Compiles kernels/NAME.cu when NAME is first asked for."""
     return functools.cache(lambda name: compile_kernels(KERNELS / f"{name}.cu", archs=archs))
+
+
+def shipped_quantiser() -> Path:
+    """csrc/cuda's quantiser and dequantiser behind C functions."""
+    csrc = Path(__file__).resolve().parent.parent / "csrc"
+    sources = [KERNELS / "shipped_quantize.cu", csrc / "cuda" / "quantize.cu", csrc / "cuda" / "dequantize.cu"]
+    return compile_kernels(sources, include=[csrc])

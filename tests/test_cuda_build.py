@@ -1,12 +1,12 @@
 """The CUDA code compiles, and the compiled library is what was asked for. Needs nvcc, no GPU."""
 
-import importlib.util
 import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
+import product_build
 import pytest
 
 import cudnn_grouped
@@ -15,15 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = Path(cudnn_grouped.__file__).parent / "libcudnn_grouped_cuda.so"
 
 
-def load_setup():
-    """setup.py as a module: it knows the compiler and the flags."""
-    spec = importlib.util.spec_from_file_location("cudnn_grouped_setup", ROOT / "setup.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-build = load_setup()
+build = product_build.load()
 NVCC = build.find_nvcc()
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="no nvcc: no toolkit, no wheels of the extra cuda-build")
 needs_library = pytest.mark.skipif(not LIBRARY.exists(), reason="built without libcudnn_grouped_cuda.so")

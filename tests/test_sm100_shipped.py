@@ -1,20 +1,14 @@
 """The product's own CUDA launchers and kernels in the simulator: csrc/cuda compiled for SM100 gives the CPU engine's bits."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-import sm100_simulator
+import sm100_cases
 import torch
-from sm100_simulator import Simulator, compile_kernels
+from sm100_simulator import SimulationError, Simulator
 
 import cudnn_grouped
 
-ROOT = Path(__file__).resolve().parent.parent
-KERNELS = Path(sm100_simulator.__file__).parent / "kernels"
-pytestmark = pytest.mark.skipif(
-    sm100_simulator.nvcc() is None, reason="no nvcc: no toolkit, no wheels of the extra cuda-build"
-)
+pytestmark = sm100_cases.needs_nvcc
 
 # As csrc/core/tensor.h counts them.
 DTYPES = {
@@ -29,9 +23,7 @@ DTYPES = {
 
 @pytest.fixture(scope="module")
 def library():
-    csrc = ROOT / "csrc"
-    sources = [KERNELS / "shipped_quantize.cu", csrc / "cuda" / "quantize.cu", csrc / "cuda" / "dequantize.cu"]
-    return compile_kernels(sources, include=[csrc])
+    return sm100_cases.shipped_quantiser()
 
 
 def raw(tensor):
@@ -76,6 +68,6 @@ def test_a_buffer_too_short_is_found(library):
     x, data = simulator.zeros(128 * 128, np.float32), simulator.zeros(128 * 128 - 16, np.uint8)
     scales = simulator.zeros(512, np.uint8)
     codes = [DTYPES[d] for d in (torch.float32, torch.float8_e4m3fn, torch.float8_e8m0fnu)]
-    with pytest.raises(sm100_simulator.SimulationError) as error:
+    with pytest.raises(SimulationError) as error:
         simulator.call(library, "run_quantize", 128, 128, 0, *codes, 32, x, data, scales, None, None, 0)
     assert error.value.category == "out_of_bounds"

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..nn.recipes import factor_bits, inverse_bits
 from .operators import operator, quantize
 
 
@@ -97,10 +98,8 @@ class NVFP4(BF16):
 
     @staticmethod
     def _norm(amax):
-        """As nn.recipes has it: a power of four."""
-        exponent = (lax.bitcast_convert_type(amax.astype(jnp.float32), jnp.int32) >> 23) - 127
-        power = jnp.minimum(((10 - exponent) >> 1) << 1, 126)
-        return jnp.where(amax > 0, _power_of_two(power), jnp.float32(1.0)).reshape(1)
+        factor = _as_float(factor_bits(_bits(amax.astype(jnp.float32))))
+        return jnp.where(amax > 0, factor, jnp.float32(1.0)).reshape(1)
 
     @staticmethod
     def _magnitude(x):
@@ -142,14 +141,16 @@ def _alpha_of(a, b, padded_offsets, squared):
     return alpha * (_inverse(a.norm, squared) * _inverse(b.norm, squared))
 
 
-def _power_of_two(exponent):
-    return lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
+def _bits(x):
+    return lax.bitcast_convert_type(x, jnp.int32)
+
+
+def _as_float(bits):
+    return lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def _inverse(norm, root):
-    """1 / norm, or its square root: exact, norm being a power of four."""
-    exponent = 127 - (lax.bitcast_convert_type(norm, jnp.int32) >> 23)
-    return _power_of_two(exponent >> 1 if root else exponent)
+    return _as_float(inverse_bits(_bits(norm), root))
 
 
 def weight_gradient(a, b, padded_offsets, dtype):

@@ -17,15 +17,25 @@ def plain(x):
     return x.float() if x.dtype == torch.float64 else x
 
 
-def _power_of_two(exponent):
-    """2^exponent as float32, of int32 from -126 to 127."""
-    return ((exponent + 127) << 23).view(torch.float32)
+# On the bits of float32 as int32, of torch or JAX: integer arithmetic is the same in every backend.
+
+
+def factor_bits(amax_bits):
+    """The largest power of four with amax * factor < 2048, of amax > 0: within 6 * 448, the largest of e2m1 data and e4m3
+    scales. Its inverse and the root of that are exact."""
+    exponent = (amax_bits >> 23) - 127
+    power = (((10 - exponent) >> 1) << 1).clip(max=126)
+    return (power + 127) << 23
+
+
+def inverse_bits(factor_bits, root):
+    """1 / factor, or its square root, of a power of four."""
+    exponent = 127 - (factor_bits >> 23)
+    return ((exponent >> 1 if root else exponent) + 127) << 23
 
 
 def _inverse(norm, root):
-    """1 / norm, or its square root: exact, norm being a power of four."""
-    exponent = 127 - (norm.view(torch.int32) >> 23)
-    return _power_of_two(exponent >> 1 if root else exponent)
+    return inverse_bits(norm.view(torch.int32), root).view(torch.float32)
 
 
 class Operand(NamedTuple):
@@ -107,11 +117,8 @@ class NVFP4(BF16):
 
     @staticmethod
     def _norm(amax):
-        """The largest power of four with amax * norm < 2048: within 6 * 448, the largest of e2m1 data and e4m3 scales. Its
-        inverse and the root of that are exact, and every backend has the same bits of them."""
-        exponent = (amax.float().view(torch.int32) >> 23) - 127
-        power = (((10 - exponent) >> 1) << 1).clamp(max=126)
-        return torch.where(amax > 0, _power_of_two(power), 1.0).view(1)
+        factor = factor_bits(amax.float().view(torch.int32)).view(torch.float32)
+        return torch.where(amax > 0, factor, 1.0).view(1)
 
     @staticmethod
     def _magnitude(x):

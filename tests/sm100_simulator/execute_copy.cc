@@ -50,6 +50,20 @@ void check_place(TensorMap const& map, std::array<i32, 5> const& at, bool store)
     if (at[i] < 0) fail("out_of_bounds", "a tensor store at coordinate %d of dimension %d", at[i], i);
 }
 
+// A lane's tensor map and place, checked; the coordinates begin at d.values[first].
+struct Box {
+  TensorMap map;
+  std::array<i32, 5> at;
+};
+Box read_box(Context& c, Details const& d, u64 map, size_t first, int lane, u32 shared, bool store) {
+  int const rank = int(d.numbers[0]);
+  Box box{read_map(c, map, rank), {}};
+  for (int i = 0; i < rank; ++i) box.at[i] = i32(read_lane(c, d.values[first + i].offset, 4, lane));
+  check_place(box.map, box.at, store);
+  check_alignment(shared, 128);
+  return box;
+}
+
 // ---- loads. numbers: 0 dimensions (0: bulk), 1 bits: 1 multicast, 2 CTA pair, 4 from shared memory. values:
 // destination, source or tensor map, mbarrier (two each), then the mask or size, then coordinates
 
@@ -96,13 +110,9 @@ Step load(Context& c, Op const& op) {
     u32 bytes;
     std::function<void(u32)> copy;
     if (rank) {
-      TensorMap const map = read_map(c, from.at(c, l), rank);
-      std::array<i32, 5> at{};
-      for (int i = 0; i < rank; ++i) at[i] = i32(read_lane(c, d.values[7 + i].offset, 4, l));
-      bytes = map.box_bytes();
-      check_place(map, at, false);
-      check_alignment(shared, 128);
-      copy = [&m, &cluster, map, at](u32 destination) { load_box(m, cluster, map, destination, at.data()); };
+      Box const box = read_box(c, d, from.at(c, l), 7, l, shared, false);
+      bytes = box.map.box_bytes();
+      copy = [&m, &cluster, box](u32 destination) { load_box(m, cluster, box.map, destination, box.at.data()); };
     } else {
       bytes = u32(read_lane(c, d.values[7].offset, d.values[7].size, l));
       u64 const source = from.at(c, l);
@@ -154,14 +164,12 @@ Step store(Context& c, Op const& op) {
     std::function<void(std::vector<u8> const&)> write;
     std::string const function = d.text;
     if (rank) {
-      TensorMap const map = read_map(c, to.at(c, l), rank);
-      std::array<i32, 5> at{};
-      for (int i = 0; i < rank; ++i) at[i] = i32(read_lane(c, d.values[5 + i].offset, 4, l));
-      bytes = map.box_bytes();
-      check_place(map, at, true);
-      check_alignment(shared, 128);
-      gather = [&cluster, map, shared] { return gather_box(cluster, map, shared); };
-      write = [&m, map, at, function](std::vector<u8> const& data) { write_box(m, map, at.data(), data, function); };
+      Box const box = read_box(c, d, to.at(c, l), 5, l, shared, true);
+      bytes = box.map.box_bytes();
+      gather = [&cluster, box, shared] { return gather_box(cluster, box.map, shared); };
+      write = [&m, box, function](std::vector<u8> const& data) {
+        write_box(m, box.map, box.at.data(), data, function);
+      };
     } else {
       bytes = u32(read_lane(c, d.values[4].offset, d.values[4].size, l));
       u64 const destination = to.at(c, l);

@@ -89,12 +89,16 @@ void Machine::deliver(Cluster const* ending) {
   }
 }
 
+void Machine::take_cluster(u32 (&index)[3]) {
+  Launch const& l = *launch;
+  u32 const extent[3] = {l.grid[0] / l.cluster[0], l.grid[1] / l.cluster[1], l.grid[2] / l.cluster[2]};
+  unflatten(next_cluster++, extent, index);
+}
+
 bool Machine::cancel_cluster(u32 out[3]) {
   if (next_cluster >= clusters) return false;
-  u32 const extent[3] = {launch->grid[0] / launch->cluster[0], launch->grid[1] / launch->cluster[1],
-                         launch->grid[2] / launch->cluster[2]};
   u32 at[3];
-  unflatten(next_cluster++, extent, at);
+  take_cluster(at);
   for (int i = 0; i < 3; ++i) out[i] = at[i] * launch->cluster[i];
   return true;
 }
@@ -141,8 +145,7 @@ void Machine::start_warp(Cta& cta, u32 index) {
 void Machine::start_cluster() {
   Launch const& l = *launch;
   auto cluster = std::make_unique<Cluster>();
-  u32 const extent[3] = {l.grid[0] / l.cluster[0], l.grid[1] / l.cluster[1], l.grid[2] / l.cluster[2]};
-  unflatten(next_cluster++, extent, cluster->index);
+  take_cluster(cluster->index);
   u32 const size = volume(l.cluster), warps = (volume(l.block) + kLanes - 1) / kLanes;
   u32 const room = std::min(kMbarriersPerCta, Stamp::kMaxAgents / size - warps - 1);
   cluster->next_agent = size * (warps + 1);
@@ -408,7 +411,6 @@ void Machine::run(Launch const& l) {
     for (auto [cluster, w] : order) {
       if (!w->done()) busy |= run_slice(*cluster, *w, settings.adversarial ? 20 + int(random() % 400) : 4096);
       ++now;
-      ++traffic.slices;
       if (settings.adversarial) deliver();
     }
     for (size_t i = 0; i < resident_.size();) {

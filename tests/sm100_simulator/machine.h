@@ -163,7 +163,7 @@ struct Traffic {
   u64 loads = 0, load_bytes = 0, stores = 0, store_bytes = 0, reductions = 0, reduction_bytes = 0;
   u64 multiplications = 0;
   double multiply_cycles = 0;  // of tensor cores, summed over the SMs
-  u64 instructions = 0, clusters = 0, slices = 0;
+  u64 instructions = 0, clusters = 0;
 };
 
 // Parameters may hold tensor maps, and those are aligned.
@@ -226,6 +226,7 @@ class Machine {
   bool cancel_cluster(u32 out[3]);  // cluster-launch control: takes the next cluster that has not started
 
  private:
+  void take_cluster(u32 (&index)[3]);  // the next that has not started
   void start_cluster();
   void start_warp(Cta& cta, u32 index);
   bool run_slice(Cluster& cluster, Warp& warp, int quantum);  // true: it could have gone on

@@ -70,11 +70,8 @@ struct Program {
   std::vector<u32> ids;
   std::vector<Details> details;
   u32 register_bytes = 0, register_count = 0;
-  enum class Base : u8 {
-    kNone,
-    kShared,
-    kParameters
-  };  // what is added at run time: the CTA's window, the parameters' address
+  // What is added at run time: nothing, the CTA's window, the parameters' address.
+  enum class Base : u8 { kNone, kShared, kParameters };
   struct Constant {
     Value value;
     u64 bits;

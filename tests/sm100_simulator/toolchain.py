@@ -10,36 +10,28 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
+import product_build
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 BUILD = ROOT / "build" / "sm100_simulator"
 CXX = os.environ.get("CXX") or shutil.which("g++") or "c++"
 # No contraction and no fast math: an instruction rounds where the instruction set says.
 CXX_FLAGS = ["-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-Wall", "-fPIC"]
-# As setup.py compiles the product; the embedded PTX must not be compressed.
-NVCC_FLAGS = ["-std=c++17", "-O3", "--expt-relaxed-constexpr", "-Xcompiler", "-fPIC", "--no-compress"]
+# After the product's: host functions that Python finds, and embedded PTX that is not compressed.
+NVCC_FLAGS = ["-Xcompiler", "-fvisibility=default", "--no-compress"]
 LIBRARY = "libsm100_simulator.so"
-
-
-@cache
-def _setup():
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location("cudnn_grouped_setup", ROOT / "setup.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @cache
 def nvcc():
     """nvcc, found as setup.py finds it; None without one."""
-    return _setup().find_nvcc()
+    return product_build.load().find_nvcc()
 
 
 @cache
 def cutlass_include():
-    path = _setup().find_cutlass()
+    path = product_build.load().find_cutlass()
     return path if path is None or path.is_absolute() else ROOT / path
 
 
@@ -105,7 +97,12 @@ def compile_kernels(sources, *, defines=(), archs="100a", include=(), flags=(), 
     sources: a path or several. text: replaces the text of the only source (for planted bugs). archs: what the PTX is for.
     """
     sources = [Path(s) for s in ([sources] if isinstance(sources, (str, Path)) else sources)]
-    options = [*NVCC_FLAGS, f"-gencode=arch=compute_{archs},code=compute_{archs}", *[f"-D{d}" for d in defines]]
+    options = [
+        *product_build.load().NVCC_FLAGS,
+        *NVCC_FLAGS,
+        f"-gencode=arch=compute_{archs},code=compute_{archs}",
+        *[f"-D{d}" for d in defines],
+    ]
     options += [f"-I{path}" for path in include] + ["-isystem", cutlass_include(), *flags]
     beside = sorted(p for s in sources for pattern in ("*.h", "*.cuh") for p in s.parent.glob(pattern))
     content = [text.encode()] if text is not None else [s.read_bytes() for s in sources]
