@@ -1,12 +1,12 @@
 // Memory bound: a warp reads 256 neighbouring codes and writes 512 neighbouring bytes, each thread having four or eight
 // such loads in flight. A block of threads has one tile, whose place in the scales is found once.
+#include "../cuda/experts.h"
 #include "../cuda/launch.h"
 #include "dequantise.h"
 
 #include <algorithm>
 
 #include "dequantise_units.h"
-#include "experts.h"
 
 namespace cudnn_grouped::sm90 {
 namespace {
@@ -65,14 +65,14 @@ struct Grid {
   }
 };
 
-CG_DEVICE Experts experts_of(Dequantise const& d) {
+CG_DEVICE cuda::Experts experts_of(Dequantise const& d) {
   return {d.padded_offsets, int(d.experts), int(min(d.offset_limit, int64_t(INT32_MAX)))};
 }
 
 // The expert's matrix, or one without rows.
 CG_DEVICE Matrix matrix_of(Dequantise const& d, uint32_t expert, int block) {
   Matrix m{static_cast<uint8_t const*>(d.data), d.scales, {}, 0, d.columns, 0, d.out};
-  Experts const experts = experts_of(d);
+  cuda::Experts const experts = experts_of(d);
   int64_t const rows = d.by_token ? d.rows : d.rows_per_expert;
   m.layout = ScaleLayout::of(rows, ceil_div(d.columns, int64_t(block)));
   if (d.by_token) {
@@ -161,7 +161,7 @@ struct TokenScales {
   int64_t first;
 
   CG_DEVICE TokenScales of(DequantiseTokens const& d, int64_t token, int block) {
-    Experts const experts{d.padded_offsets, int(d.experts), int(d.tokens)};
+    cuda::Experts const experts{d.padded_offsets, int(d.experts), int(d.tokens)};
     if (token >= experts.rows()) return {nullptr, {}, 0};
     int64_t const rows = d.operand.rows;
     if (!d.discrete_scales) return {d.operand.scales, ScaleLayout::of(rows, d.tokens / block), 0};

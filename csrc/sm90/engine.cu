@@ -3,15 +3,18 @@
 
 #include "../core/arena.h"
 #include "../core/scale_layout.h"
+#include "../cuda/finish.h"
 #include "../cuda/quantize.h"
+#include "../cuda/tensor_map.h"
 #include "dequantise.h"
-#include "finish.h"
 #include "kernels.h"
-#include "tensor_map.h"
 #include "weight_gradient.h"
 
 namespace cudnn_grouped::sm90 {
 namespace {
+
+using cuda::Finish, cuda::finish, cuda::make_expert_maps, cuda::make_map, cuda::sum_bias, cuda::widen,
+    cuda::write_addresses;
 
 inline constexpr int kGroupM = 8;  // M tiles that share a panel of B in L2
 inline constexpr auto kBF16 = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;

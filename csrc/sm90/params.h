@@ -3,10 +3,12 @@
 
 #include <cuda.h>
 
-#include "experts.h"
+#include "../cuda/experts.h"
 #include "mainloop.h"
 
 namespace cudnn_grouped::sm90 {
+
+using cuda::Experts, cuda::kSlotRows;
 
 struct Params {
   CUtensorMap a, b, c, d, d_col;

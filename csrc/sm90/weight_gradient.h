@@ -4,7 +4,7 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
-#include "experts.h"
+#include "../cuda/experts.h"
 
 namespace cudnn_grouped::sm90 {
 
@@ -12,7 +12,7 @@ inline constexpr int kWeightTileN = 192;
 
 struct WeightTiles {
   CUtensorMap a, b;
-  Experts experts;
+  cuda::Experts experts;
   int rows, columns;
   bool a_tokens_contiguous, b_tokens_contiguous;
   float const *scale_a, *scale_b;  // per expert; null: 1

@@ -4,7 +4,7 @@
 
 #include "../core/problem.h"
 
-namespace cudnn_grouped::sm90 {
+namespace cudnn_grouped::cuda {
 
 inline constexpr int kSlotRows = 32;  // rows behind one slot of dbias: a warp's
 
@@ -34,4 +34,4 @@ struct Experts {
   }
 };
 
-}  // namespace cudnn_grouped::sm90
+}  // namespace cudnn_grouped::cuda

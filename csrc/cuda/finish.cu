@@ -4,10 +4,9 @@
 
 #include "../core/number_formats.h"
 #include "../core/scale_layout.h"
-#include "../cuda/launch.h"
-#include "kernels.h"
+#include "launch.h"
 
-namespace cudnn_grouped::sm90 {
+namespace cudnn_grouped::cuda {
 namespace {
 
 __device__ __forceinline__ void zero(void* data, int64_t begin, int64_t end) {  // multiples of 16 bytes
@@ -118,18 +117,16 @@ __global__ void map_kernel(__grid_constant__ CUtensorMap const map, __grid_const
 
 }  // namespace
 
-void finish(Finish const& p, int blocks, cudaStream_t stream) {
-  cuda::launch(finish_kernel, blocks, 256, 0, stream, p);
-}
+void finish(Finish const& p, int blocks, cudaStream_t stream) { launch(finish_kernel, blocks, 256, 0, stream, p); }
 
 void sum_bias(BiasSums const& p, cudaStream_t stream) {
-  if (p.documented) return cuda::launch(documented_bias_kernel, 512, 256, 0, stream, p);
+  if (p.documented) return launch(documented_bias_kernel, 512, 256, 0, stream, p);
   dim3 const blocks(unsigned(ceil_div<int64_t>(p.columns, 32)), p.experts.count);
-  cuda::launch(bias_kernel, blocks, dim3(32, 32), 0, stream, p);
+  launch(bias_kernel, blocks, dim3(32, 32), 0, stream, p);
 }
 
 void widen(void const* from, DType dtype, float* to, int64_t count, cudaStream_t stream) {
-  cuda::launch(widen_kernel, unsigned(ceil_div<int64_t>(count, 256)), 256, 0, stream, from, dtype, to, count);
+  launch(widen_kernel, unsigned(ceil_div<int64_t>(count, 256)), 256, 0, stream, from, dtype, to, count);
 }
 
 void write_addresses(std::vector<int64_t> const& addresses, int64_t* to, cudaStream_t stream) {
@@ -137,13 +134,13 @@ void write_addresses(std::vector<int64_t> const& addresses, int64_t* to, cudaStr
     int const count = int(std::min<size_t>(Addresses::kMost, addresses.size() - first));
     Addresses part;
     std::copy_n(addresses.begin() + first, count, part.value);
-    cuda::launch(address_kernel, 1, Addresses::kMost, 0, stream, part, count, to + first);
+    launch(address_kernel, 1, Addresses::kMost, 0, stream, part, count, to + first);
   }
 }
 
 void make_expert_maps(CUtensorMap const& map, CUtensorMap const& none, int64_t const* addresses, Experts const& experts,
                       CUtensorMap* maps, cudaStream_t stream) {
-  cuda::launch(map_kernel, experts.count, 32, 0, stream, map, none, addresses, experts, maps);
+  launch(map_kernel, experts.count, 32, 0, stream, map, none, addresses, experts, maps);
 }
 
-}  // namespace cudnn_grouped::sm90
+}  // namespace cudnn_grouped::cuda

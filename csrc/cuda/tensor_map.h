@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <initializer_list>
 
-namespace cudnn_grouped::sm90 {
+namespace cudnn_grouped::cuda {
 
 struct MapDimension {
   int64_t size, stride_bytes;  // of the innermost dimension the stride is one element
@@ -16,4 +16,4 @@ struct MapDimension {
 CUtensorMap make_map(void const* address, CUtensorMapDataType type, CUtensorMapSwizzle swizzle,
                      std::initializer_list<MapDimension> dimensions);
 
-}  // namespace cudnn_grouped::sm90
+}  // namespace cudnn_grouped::cuda

@@ -1,8 +1,8 @@
 #include "tensor_map.h"
 
-#include "../cuda/check.h"
+#include "check.h"
 
-namespace cudnn_grouped::sm90 {
+namespace cudnn_grouped::cuda {
 namespace {
 
 // The driver's library is not linked: a machine without a GPU has none.
@@ -10,8 +10,8 @@ decltype(&cuTensorMapEncodeTiled) encode_function() {
   static auto const function = [] {
     void* found = nullptr;
     cudaDriverEntryPointQueryResult result;
-    cuda::check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result),
-                "cuTensorMapEncodeTiled");
+    check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result),
+          "cuTensorMapEncodeTiled");
     if (!found) throw std::runtime_error("the CUDA driver has no cuTensorMapEncodeTiled: expected CUDA 12 or later");
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
   }();
@@ -40,4 +40,4 @@ CUtensorMap make_map(void const* address, CUtensorMapDataType type, CUtensorMapS
   return map;
 }
 
-}  // namespace cudnn_grouped::sm90
+}  // namespace cudnn_grouped::cuda

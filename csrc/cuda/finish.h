@@ -9,7 +9,7 @@
 
 #include "experts.h"
 
-namespace cudnn_grouped::sm90 {
+namespace cudnn_grouped::cuda {
 
 struct Finish {
   Experts experts;
@@ -48,4 +48,4 @@ void write_addresses(std::vector<int64_t> const& addresses, int64_t* to, cudaStr
 void make_expert_maps(CUtensorMap const& map, CUtensorMap const& none, int64_t const* addresses, Experts const&,
                       CUtensorMap* maps, cudaStream_t);
 
-}  // namespace cudnn_grouped::sm90
+}  // namespace cudnn_grouped::cuda
