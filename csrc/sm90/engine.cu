@@ -2,8 +2,8 @@
 #include "../core/engine.h"
 
 #include "../core/arena.h"
-#include "../core/scale_layout.h"
-#include "../cuda/finish.h"
+#include "../cuda/dact.h"
+#include "../cuda/outputs.h"
 #include "../cuda/quantize.h"
 #include "../cuda/tensor_map.h"
 #include "dequantise.h"
@@ -13,23 +13,12 @@
 namespace cudnn_grouped::sm90 {
 namespace {
 
-using cuda::Finish, cuda::finish, cuda::make_expert_maps, cuda::make_map, cuda::sum_bias, cuda::widen,
-    cuda::write_addresses;
+using cuda::bind_device, cuda::experts_of, cuda::make_map, cuda::write_addresses;
 
 inline constexpr int kGroupM = 8;  // M tiles that share a panel of B in L2
 inline constexpr auto kBF16 = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 inline constexpr auto kByte = CU_TENSOR_MAP_DATA_TYPE_UINT8;
 inline constexpr auto k128 = CU_TENSOR_MAP_SWIZZLE_128B;
-
-// The current device's number of SMs. Binds its context to this thread: a new one has none, and tensor maps are the
-// driver's.
-int bind_device() {
-  int device = 0, count = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaSetDevice(device), "cudaSetDevice");
-  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-  return count;
-}
 
 ActivationKernels const& kernels_of(Activation activation) {
   switch (activation) {
@@ -61,7 +50,6 @@ bool is_staged(GroupedGemm const& p) {
 
 Kernel kernel_of(GroupedGemm const& p) {
   auto const& kernels = kernels_of(p.activation);
-  if (p.operation == Operation::dact) return kernels.dact;
   auto const& direction = p.forward() ? kernels.forward : kernels.backward;
   bool const extras = p.amax || p.dbias || p.dbias_slots || p.bias || p.epilogue_op != EpilogueOp::identity;
   if (p.d_dtype == DType::float8_e5m2) return direction.e5m2_any_c;
@@ -73,8 +61,9 @@ Kernel kernel_of(GroupedGemm const& p) {
   return extras ? direction.staged_with_extras : direction.staged;
 }
 
-Experts experts_of(GroupedGemm const& p) {
-  return {p.single_group ? nullptr : p.padded_offsets, int(p.experts), int(p.m)};
+// Columns of the GEMM behind one slot of dprob.
+int columns_of_slot(GroupedGemm const& p) {
+  return p.operation == Operation::dact ? cuda::kDactColumns : kernel_of(p).tile_n;
 }
 
 struct Workspace {
@@ -84,7 +73,7 @@ struct Workspace {
   __nv_bfloat16 *a, *b;         // dequantised
   float *dprob, *dbias, *bias;  // bias: in FP32
 
-  Workspace(GroupedGemm const& p, Kernel const& kernel, void* base) {
+  Workspace(GroupedGemm const& p, void* base) {
     Arena arena(base);
     b_addresses = p.b_list.empty() ? nullptr : arena.take<int64_t>(p.experts);
     sfb_addresses = p.sfb_list.empty() ? nullptr : arena.take<int64_t>(p.experts);
@@ -92,7 +81,7 @@ struct Workspace {
     maps = discrete && !p.scaled_weights() ? arena.take<CUtensorMap>(p.experts) : nullptr;
     a = p.block_scaled() ? arena.take<__nv_bfloat16>(p.m * p.k) : nullptr;
     b = p.scaled_weights() ? arena.take<__nv_bfloat16>(p.experts * padded_n(p) * p.k) : nullptr;
-    dprob = p.forward() ? nullptr : arena.take<float>(ceil_div<int64_t>(p.n, kernel.tile_n) * p.m);
+    dprob = p.forward() ? nullptr : arena.take<float>(ceil_div<int64_t>(p.n, columns_of_slot(p)) * p.m);
     dbias = p.dbias || p.dbias_slots ? arena.take<float>(p.m / kSlotRows * p.d_columns()) : nullptr;
     // Read as aligned pairs of FP32.
     bool const as_is = p.bias_dtype == DType::float32 && reinterpret_cast<uintptr_t>(p.bias) % 8 == 0;
@@ -103,7 +92,7 @@ struct Workspace {
   static int64_t padded_n(GroupedGemm const& p) { return ceil_div<int64_t>(p.n, 32) * 32; }
 };
 
-int64_t workspace_bytes(GroupedGemm const& p, int) { return p.m ? Workspace(p, kernel_of(p), nullptr).bytes : 0; }
+int64_t workspace_bytes(GroupedGemm const& p, int) { return p.m ? Workspace(p, nullptr).bytes : 0; }
 
 void dequantise_operands(GroupedGemm const& p, Workspace const& w, int64_t const* pointers,
                          int64_t const* scale_pointers, cudaStream_t stream) {
@@ -175,13 +164,9 @@ Params params_of(GroupedGemm const& p, Workspace const& w, Kernel const& kernel)
   out.bias = w.bias ? w.bias : static_cast<float const*>(p.bias);
   out.c_dtype = p.c_dtype, out.d_dtype = p.d_dtype;
   out.epilogue_op = p.epilogue_op;
-  if (p.operation == Operation::dact) {
-    out.value = p.a, out.value_dtype = p.a_dtype, out.c_per_expert = p.c_per_expert;
-  }
   out.c_data = p.c, out.d_data = p.d_row, out.d_col_data = p.d_col == p.d_row ? nullptr : p.d_col;
   out.dprob = w.dprob, out.dbias = w.dbias, out.amax = reinterpret_cast<int*>(p.amax);
   out.sfd_row = p.sfd_row, out.sfd_col = p.sfd_col, out.discrete_col_sfd = p.discrete_col_sfd;
-  if (p.operation == Operation::dact) return out;
   out.a = map_of_a(p.block_scaled() ? w.a : p.a, p, kernel.interleaved);
   out.expert_maps = w.maps;
   int const d_width = p.forward() ? 64 / int(p.width) : 64;
@@ -195,24 +180,9 @@ Params params_of(GroupedGemm const& p, Workspace const& w, Kernel const& kernel)
   return out;
 }
 
-// Padding of the scale tensors is zero. Tails are finish()'s.
-void zero_padding(GroupedGemm const& p, cudaStream_t stream) {
-  int64_t const blocks = ceil_div(p.d_columns(), kQuantBlock);
-  if (blocks % kAtomBlocks) {
-    check(cudaMemsetAsync(p.sfd_row, 0, ScaleLayout::of(p.m, blocks).bytes(), stream), "cudaMemsetAsync");
-  }
-  if (p.d_columns() % kAtomRows) {
-    int64_t const bytes = ScaleLayout::of(p.d_columns(), p.m / kQuantBlock).bytes();
-    check(cudaMemsetAsync(p.sfd_col, 0, bytes, stream), "cudaMemsetAsync");
-  }
-}
-
-void run(GroupedGemm const& p, Launch const& launch) {
-  if (p.m == 0) return;
-  cudaStream_t const stream = static_cast<cudaStream_t>(launch.stream);
+// Everything but dact.
+void multiply(GroupedGemm const& p, Workspace const& w, int blocks, cudaStream_t stream) {
   Kernel const kernel = kernel_of(p);
-  Workspace const w(p, kernel, launch.workspace);
-  int const blocks = bind_device();
   if (w.b_addresses) write_addresses(p.b_list, w.b_addresses, stream);
   if (w.sfb_addresses) write_addresses(p.sfb_list, w.sfb_addresses, stream);
   int64_t const* pointers = w.b_addresses ? w.b_addresses : p.b_pointers;
@@ -226,27 +196,28 @@ void run(GroupedGemm const& p, Launch const& launch) {
     // Each expert's copy gets its own address.
     void const* const a = p.block_scaled() ? w.a : p.a;
     CUtensorMap const map = map_of_b(a, p, kernel, p.b_is_n_major, p.n, 1), none = map_of_nothing(a, p, kernel);
-    make_expert_maps(map, none, pointers, params.experts, w.maps, stream);
-  } else if (p.operation != Operation::dact) {
+    cuda::make_expert_maps(map, none, pointers, params.experts, w.maps, stream);
+  } else {
     params.b = map_of_b(p.b, p, kernel, p.b_is_n_major, p.b_expert_bytes / (p.k * 2), p.experts);
   }
-  if (p.quantised()) zero_padding(p, stream);
-  if (w.bias) widen(p.bias, p.bias_dtype, w.bias, p.experts * p.n, stream);
+  cuda::zero_padding(p, stream);
+  if (w.bias) cuda::widen(p.bias, p.bias_dtype, w.bias, p.experts * p.n, stream);
   kernel.launch(p, params, blocks, stream);
+}
 
-  Finish end{};
-  end.experts = params.experts;
-  end.n_tiles = int(ceil_div<int64_t>(p.n, kernel.tile_n));
-  end.dprob_slots = w.dprob, end.dprob = p.dprob, end.dprob_is_new = p.dprob_is_new;
-  end.documented_dprob = p.dprob_slots, end.documented_slots = int(grid_n(p.n, p.tile_n, p.cluster_n));
-  end.parts = int(p.tile_n / kernel.tile_n);
-  end.rows[0] = {p.d_row, p.d_columns() * bytes_of(p.d_dtype)};
-  if (p.d_col && p.d_col != p.d_row) end.rows[1] = {p.d_col, end.rows[0].row_bytes};
-  if (p.forward() && p.c) end.rows[2] = {p.c, p.c_columns() * bytes_of(p.c_dtype)};
-  end.d_columns = p.d_columns();
-  if (p.quantised()) end.sfd_row = p.sfd_row, end.sfd_col = p.sfd_col, end.discrete_col_sfd = p.discrete_col_sfd;
-  finish(end, blocks, stream);
-  if (w.dbias) sum_bias({params.experts, p.d_columns(), w.dbias, p.dbias, p.dbias_slots}, stream);
+void run(GroupedGemm const& p, Launch const& launch) {
+  if (p.m == 0) return;
+  cudaStream_t const stream = static_cast<cudaStream_t>(launch.stream);
+  Workspace const w(p, launch.workspace);
+  int const blocks = bind_device(), slot_columns = columns_of_slot(p);
+  if (p.operation == Operation::dact) {
+    cuda::dact(p, w.dprob, w.dbias, stream);
+  } else {
+    multiply(p, w, blocks, stream);
+  }
+  int const slots = int(ceil_div<int64_t>(p.n, slot_columns)), parts = int(p.tile_n / slot_columns);
+  cuda::finish(cuda::finish_of(p, w.dprob, slots, parts), blocks, stream);
+  if (w.dbias) cuda::sum_bias({experts_of(p), p.d_columns(), w.dbias, p.dbias, p.dbias_slots}, stream);
 }
 
 // Weight gradient ------------------------------------------------------------------------------------------------

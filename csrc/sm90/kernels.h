@@ -1,12 +1,9 @@
 // The table of compiled kernels: one row per activation, filled by one file each.
 #pragma once
 
-#include "../cuda/check.h"
 #include "params.h"
 
 namespace cudnn_grouped::sm90 {
-
-using cuda::check;
 
 struct Kernel {
   int tile_n;
@@ -21,7 +18,6 @@ struct ActivationKernels {
     // D in E4M3 and C in BF16; the same with extras; D in E4M3 or E5M2, any C.
     Kernel e4m3, e4m3_with_extras, e4m3_any_c, e5m2_any_c;
   } backward, forward;
-  Kernel dact;
 };
 
 ActivationKernels const& identity_kernels();

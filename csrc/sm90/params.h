@@ -20,10 +20,8 @@ struct Params {
   float const *alpha, *beta, *prob, *norm_const;  // null: 1
   bool alpha_squared, prob_on_bias;               // prob_on_bias: prob multiplies the bias and not the GEMM
   float const* bias;                              // (experts, n), or null
-  DType c_dtype, d_dtype, value_dtype;
+  DType c_dtype, d_dtype;
   EpilogueOp epilogue_op;
-  void const* value;  // dact: the GEMM's value, in place of the multiply
-  bool c_per_expert;  // dact: c has a row for each expert
   void *c_data, *d_data, *d_col_data;
   float* dprob;  // slots [N tile][m]
   float* dbias;  // slots [m / 32][columns of D], or null

@@ -1,7 +1,6 @@
 // What an operation does to the accumulators, one element at a time.
 #pragma once
 
-#include "../core/number_formats.h"
 #include "../cuda/steps.h"
 #include "../cuda/values.h"
 #include "params.h"

@@ -1,6 +1,9 @@
 #include "weight_gradient.h"
 
-#include "instantiate.h"
+#include "../core/number_formats.h"
+#include "../cuda/launch.h"
+#include "../cuda/values.h"
+#include "mainloop.h"
 
 namespace cudnn_grouped::sm90 {
 namespace {
@@ -68,7 +71,7 @@ __device__ __forceinline__ void write_values(WeightTiles const& p, void* out, in
 #pragma unroll
       for (int e = 0; e < 2; ++e) v[e] += value_at(p.out_dtype, out, at + e);
     }
-    store_pair(p.out_dtype, out, at, v[0], v[1]);
+    cuda::store_pair(p.out_dtype, out, at, v[0], v[1]);
   } else {
 #pragma unroll 1
     for (int e = 0; e < (second ? 2 : 1); ++e) {
@@ -170,7 +173,7 @@ __global__ void __launch_bounds__(kThreads, 1) weight_gradient_kernel(__grid_con
 
 template <bool kPairs>
 void start(WeightTiles const& p, int blocks, cudaStream_t stream) {
-  allow_shared_memory<&weight_gradient_kernel<kPairs>>(kBytes);
+  cuda::allow_shared_memory<&weight_gradient_kernel<kPairs>>(kBytes);
   cuda::launch(weight_gradient_kernel<kPairs>, blocks, kThreads, kBytes, stream, p);
 }
 
