@@ -80,6 +80,12 @@ def gencode(archs):
     return [f"-gencode=arch=compute_{a},code=sm_{a}" for a in archs]
 
 
+def capabilities(archs):
+    """Compute capabilities that code for these architectures runs on: 100f is the family of 100 and 103."""
+    families = {"100f": ["100", "103"]}
+    return [c for arch in archs for c in families.get(arch, [arch.rstrip("af")])]
+
+
 def cuda_sources():
     """(source, architectures) of every .cu file. An engine's folder is compiled for its own generation only."""
     sources = []
@@ -190,7 +196,11 @@ def write_ninja_file(version):
     if toolchain := cuda_toolchain():
         nvcc, cutlass = toolchain
         flags = [*NVCC_FLAGS, "-ccbin", CXX, *include, "-isystem", cutlass]
-        objects = [ninja.compile(s, [*flags, *gencode(archs)], nvcc, ".cu") for s, archs in cuda_sources()]
+        sources = cuda_sources()
+        if sm100 := next((archs for source, archs in sources if source.parent.name == "sm100"), None):
+            listed = "\\,".join(capabilities(sm100))  # nvcc splits at a bare comma
+            flags.append(f"-DCUDNN_GROUPED_SM100_CAPABILITIES={listed}")
+        objects = [ninja.compile(s, [*flags, *gencode(archs)], nvcc, ".cu") for s, archs in sources]
         inputs = [*objects, core, find_static_cudart(nvcc)]
         outputs.append(ninja.link("libcudnn_grouped_cuda.so", inputs, ["-ldl", "-lrt", "-Wl,-z,defs"]))
         config["CUDA_ARCHS"] = {source.parent.name: archs for source, archs in cuda_sources()}

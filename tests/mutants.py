@@ -91,27 +91,27 @@ MUTANTS = [
         GLU,
     ),
     Mutant(
-        "bound of the gate excluded", "csrc/core/activation.h", "x[0] > clamp_max ? 0.f", "x[0] >= clamp_max ? 0.f", GLU
+        "bound of the gate excluded", "csrc/core/elementary.h", "return x > high ? 0.f", "return x >= high ? 0.f", GLU
     ),
-    Mutant("bound of up excluded", "csrc/core/activation.h", "(x[1] < clamp_min)", "(x[1] <= clamp_min)", GLU),
+    Mutant("bound of up excluded", "csrc/core/elementary.h", "(clamped > x)", "(clamped >= x)", GLU),
     Mutant(
         "offset before the clamp",
         "csrc/core/activation.h",
-        "at_least(at_most(x[1], clamp_max), clamp_min) + linear_offset",
-        "at_least(at_most(x[1] + linear_offset, clamp_max), clamp_min)",
+        "at_least(at_most(x[1], clamp_max), clamp_min);",
+        "at_least(at_most(x[1] + linear_offset, clamp_max), clamp_min) - linear_offset;",
         GLU,
     ),
     Mutant(
         "roles of C exchanged",
         "csrc/core/activation.h",
-        "relu(c_is_preactivation ? c[0] : r)",
-        "relu(c_is_preactivation ? r : c[0])",
+        "gradient(c_is_preactivation ? c[0] : r,",
+        "gradient(c_is_preactivation ? r : c[0],",
     ),
     Mutant(
         "soft clamp's slope left out",
         "csrc/core/activation.h",
-        "b.value * b.derivative_factor * upstream",
-        "b.value * upstream",
+        "slope = kClamped ? b.value * b.derivative_factor : b.value",
+        "slope = b.value",
     ),
     Mutant(
         "epilogue_op srelu not squared",
@@ -123,8 +123,8 @@ MUTANTS = [
     Mutant(
         "situ betas exchanged",
         "csrc/core/activation.h",
-        "gate = beta1 * tg.value, up = beta2 * tu.value",
-        "gate = beta2 * tg.value, up = beta1 * tu.value",
+        "gate = beta1 * tg.value * s, up = beta2 * tu.value",
+        "gate = beta2 * tg.value * s, up = beta1 * tu.value",
         GLU,
     ),
     # Quantiser and layout.

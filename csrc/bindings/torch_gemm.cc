@@ -209,6 +209,7 @@ void gemm(StableIValue* stack, uint64_t arguments, uint64_t) {
   GroupedGemm problem;
   if (auto error = validate(call.arguments, problem)) raise(*error);
   Session session(problem.device);
+  session.check(problem);
   Results const r(call.arguments, problem);
   run(session, problem);
   if (is_forward(kOperation)) {
@@ -232,6 +233,7 @@ void gemm_out(StableIValue* stack, uint64_t arguments, uint64_t) {
   GroupedGemm problem;
   if (auto error = validate(call.arguments, problem)) raise(*error);
   Session session(problem.device);
+  session.check(problem);
   run(session, problem);
 }
 

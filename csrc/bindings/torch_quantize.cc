@@ -104,6 +104,7 @@ void weight_gradient(StableIValue* stack, uint64_t arguments, uint64_t) {
   WeightGradient p;
   if (auto error = validate(a, p)) raise(*error);
   Session session(p.device);
+  session.check(p);
   TorchTensor const out = empty({p.experts, p.a.rows, p.b.rows}, p.out_dtype, p.device);
   int64_t const expert_bytes = p.a.rows * p.b.rows * bytes_of(p.out_dtype);
   for (int64_t g = 0; g < p.experts; ++g) p.out.push_back(static_cast<char*>(out.data_ptr()) + g * expert_bytes);
@@ -124,6 +125,7 @@ void weight_gradient_out(StableIValue* stack, uint64_t arguments, uint64_t) {
   WeightGradient p;
   if (auto error = validate(a, p)) raise(*error);
   Session session(p.device);
+  session.check(p);
   run(session, p);
 }
 

@@ -65,6 +65,11 @@ class Session {
  public:
   explicit Session(Device device);
   Engine const& engine() const { return *engine_; }
+  // Raises where the engine has no kernel for a problem.
+  template <class Problem>
+  void check(Problem const& problem) const {
+    if (auto error = engine_->check(problem)) raise(*error);
+  }
   Launch& launch(int64_t workspace_bytes);
   int workers() const { return launch_.workers; }
 

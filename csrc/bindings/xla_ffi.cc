@@ -100,6 +100,7 @@ void run(Arguments& a, Buffers const& results, Runtime& runtime) {
   check(a, p);
   p.dprob_is_new = true;
   Engine const& engine = runtime.engine();
+  if (auto error = engine.check(p)) throw CallFailure{*error};
   Launch const& launch = runtime.launch(engine.workspace_bytes(p, runtime.workers()));
   // Rows of D are a multiple of 16 bytes, so dbias has an even number of 16-bit values.
   if (p.dbias) fill(p.device, p.dbias, 0, p.experts * p.d_columns() / 2, launch);
@@ -115,6 +116,7 @@ void run(WeightGradientArguments& a, Buffers const& results, Runtime& runtime) {
   check_bytes("out", out, p.experts * expert_bytes);
   for (int64_t g = 0; g < p.experts; ++g) p.out.push_back(out.as<char>() + g * expert_bytes);
   Engine const& engine = runtime.engine();
+  if (auto error = engine.check(p)) throw CallFailure{*error};
   engine.weight_gradient(p, runtime.launch(engine.weight_gradient_workspace_bytes(p, runtime.workers())));
 }
 

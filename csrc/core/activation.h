@@ -10,17 +10,23 @@
 
 namespace cudnn_grouped {
 
-template <int kWidth>
+template <class V, int kWidth>
 struct Gradient {
-  float x[kWidth];
-  float prob_term;
+  V x[kWidth];
+  V prob_term;
 };
 
 // The plain GEMM. Backward, it gives row sums of r * c and column sums of prob * r.
 struct Identity {
   static constexpr int kWidth = 1;
-  CG_HD float forward(float const (&x)[1]) const { return x[0]; }
-  CG_HD Gradient<1> backward(float r, float const (&x)[1], float prob) const { return {{r * prob}, r * x[0]}; }
+  template <class V>
+  CG_HD V forward(V const (&x)[1]) const {
+    return x[0];
+  }
+  template <class V>
+  CG_HD Gradient<V, 1> backward(V r, V const (&x)[1], V prob) const {
+    return {{r * prob}, r * x[0]};
+  }
 };
 
 // dsrelu.txt, "Equations"; decisions F1. With a soft clamp s, relu(x) becomes b = s tanh(relu(x)/s).
@@ -30,33 +36,45 @@ struct SquaredReLU {
   float clamp;              // s
   bool c_is_preactivation;  // c_role
 
+  template <class V>
   struct Relu {
-    float value, derivative_factor;
+    V value, derivative_factor;
   };
-  CG_HD Relu relu(float x) const {
-    float const positive = x <= 0.f ? 0.f : x;
+  template <class V>
+  CG_HD Relu<V> relu(V x) const {
+    V const positive = positive_part(x);
     if constexpr (!kClamped) return {positive, 1.f};
-    Tanh const t = tanh_with_derivative(quotient(positive, clamp));
+    Tanh<V> const t = tanh_with_derivative(quotient(positive, clamp));
     return {clamp * t.value, t.derivative};
   }
-  CG_HD float forward(float const (&x)[1]) const {
-    float const b = relu(x[0]).value;
+  template <class V>
+  CG_HD V forward(V const (&x)[1]) const {
+    V const b = relu(x[0]).value;
     return b * b;
   }
-  CG_HD Gradient<1> backward(float r, float const (&c)[1], float prob) const {
-    Relu const b = relu(c_is_preactivation ? c[0] : r);
-    float const upstream = c_is_preactivation ? r : c[0];
-    return {{prob * 2.f * b.value * b.derivative_factor * upstream}, b.value * b.value * upstream};
+  template <class V>
+  CG_HD Gradient<V, 1> gradient(V preactivation, V upstream, V prob) const {
+    Relu<V> const b = relu(preactivation);
+    V const slope = kClamped ? b.value * b.derivative_factor : b.value;
+    return {{prob * 2.f * slope * upstream}, b.value * b.value * upstream};
+  }
+  template <class V>
+  CG_HD Gradient<V, 1> backward(V r, V const (&c)[1], V prob) const {
+    return gradient(c_is_preactivation ? c[0] : r, c_is_preactivation ? r : c[0], prob);
   }
 };
 
 // dglu.txt, "For dSwiGLU".
 struct SwiGLU {
   static constexpr int kWidth = 2;
-  CG_HD float forward(float const (&x)[2]) const { return x[0] * logistic(x[0]) * x[1]; }
-  CG_HD Gradient<2> backward(float r, float const (&x)[2], float prob) const {
-    float const gate = x[0], up = x[1], s = logistic(gate), swish = gate * s, rp = r * prob;
-    return {{rp * up * s * (1.f + gate * (1.f - s)), rp * swish}, r * up * swish};
+  template <class V>
+  CG_HD V forward(V const (&x)[2]) const {
+    return x[0] * logistic(x[0]) * x[1];
+  }
+  template <class V>
+  CG_HD Gradient<V, 2> backward(V r, V const (&x)[2], V prob) const {
+    V const gate = x[0], up = x[1], s = logistic(gate), swish = gate * s, rp = r * prob;
+    return {{rp * up * (s + swish * (1.f - s)), rp * swish}, r * up * swish};
   }
 };
 
@@ -67,24 +85,27 @@ struct GeGLU {
   static constexpr int kWidth = 2;
   float alpha, clamp_max, clamp_min, linear_offset;
 
+  template <class V>
   struct Parts {
-    float gate, up, s;  // clamped gate, clamped up + offset, sigmoid
+    V gate, clamped_up, up, s;  // clamped gate, clamped up, the same + offset, sigmoid
   };
-  CG_HD Parts parts(float const (&x)[2]) const {
-    float const gate = at_most(x[0], clamp_max), up = at_least(at_most(x[1], clamp_max), clamp_min) + linear_offset;
-    return {gate, up, logistic(alpha * gate)};
+  template <class V>
+  CG_HD Parts<V> parts(V const (&x)[2]) const {
+    V const gate = at_most(x[0], clamp_max), up = at_least(at_most(x[1], clamp_max), clamp_min);
+    return {gate, up, up + linear_offset, logistic(alpha * gate)};
   }
-  CG_HD float forward(float const (&x)[2]) const {
-    Parts const p = parts(x);
+  template <class V>
+  CG_HD V forward(V const (&x)[2]) const {
+    Parts<V> const p = parts(x);
     return p.gate * p.s * p.up;
   }
-  CG_HD Gradient<2> backward(float r, float const (&x)[2], float prob) const {
-    Parts const p = parts(x);
-    float const rp = r * prob;
-    float gate = rp * p.up * p.s * (1.f + alpha * p.gate * (1.f - p.s)), up = rp * p.gate * p.s;
+  template <class V>
+  CG_HD Gradient<V, 2> backward(V r, V const (&x)[2], V prob) const {
+    Parts<V> const p = parts(x);
+    V const rp = r * prob, gated = p.gate * p.s;
+    V gate = rp * p.up * p.s * (1.f + alpha * p.gate * (1.f - p.s)), up = rp * gated;
     if constexpr (kFilterByValue) gate *= x[0], up *= x[1];
-    bool const up_is_clamped = (x[1] > clamp_max) | (x[1] < clamp_min);
-    return {{x[0] > clamp_max ? 0.f : gate, up_is_clamped ? 0.f : up}, r * p.gate * p.s * p.up};
+    return {{zero_above(gate, x[0], clamp_max), zero_where_clamped(up, x[1], p.clamped_up)}, r * gated * p.up};
   }
 };
 
@@ -93,15 +114,17 @@ struct SiTUGLU {
   static constexpr int kWidth = 2;
   float beta1, beta2;
 
-  CG_HD float forward(float const (&x)[2]) const {
+  template <class V>
+  CG_HD V forward(V const (&x)[2]) const {
     return beta1 * tanh_with_derivative(quotient(x[0], beta1)).value * logistic(x[0]) * beta2 *
            tanh_with_derivative(quotient(x[1], beta2)).value;
   }
-  CG_HD Gradient<2> backward(float r, float const (&x)[2], float prob) const {
-    Tanh const tg = tanh_with_derivative(quotient(x[0], beta1)), tu = tanh_with_derivative(quotient(x[1], beta2));
-    float const s = logistic(x[0]), gate = beta1 * tg.value, up = beta2 * tu.value, rp = r * prob;
-    float const gate_slope = tg.derivative * s + gate * s * (1.f - s);
-    return {{rp * up * gate_slope, rp * gate * s * tu.derivative}, r * gate * s * up};
+  template <class V>
+  CG_HD Gradient<V, 2> backward(V r, V const (&x)[2], V prob) const {
+    Tanh<V> const tg = tanh_with_derivative(quotient(x[0], beta1)), tu = tanh_with_derivative(quotient(x[1], beta2));
+    V const s = logistic(x[0]), gate = beta1 * tg.value * s, up = beta2 * tu.value, rp = r * prob;
+    V const gate_slope = tg.derivative * s + gate * (1.f - s);
+    return {{rp * up * gate_slope, rp * gate * tu.derivative}, r * gate * up};
   }
 };
 
@@ -109,7 +132,7 @@ struct SiTUGLU {
 enum class EpilogueOp : int { identity, relu, srelu };
 CG_HD float apply_epilogue_op(EpilogueOp op, float d) {
   if (op == EpilogueOp::identity) return d;
-  float const positive = d <= 0.f ? 0.f : d;
+  float const positive = positive_part(d);
   return op == EpilogueOp::relu ? positive : positive * positive;
 }
 

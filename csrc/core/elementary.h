@@ -37,19 +37,26 @@ CG_HD ExpParts exp_parts(float x) {
 }
 #endif
 
-CG_HD float exponential(float x) {
-#if defined(__CUDA_ARCH__)
+inline constexpr float kLog2e = 1.44269504f;
+#if defined(__CUDACC__)
+__device__ __forceinline__ float exponential_base_2(float x) {
   float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+#endif
+#if defined(__CUDA_ARCH__)
+CG_HD float exponential(float x) { return exponential_base_2(x * kLog2e); }
 #else
+CG_HD float exponential(float x) {
   // Below -87 the result is used only as 1 + e: zero is right.
   float const inside = x > 88.37f ? 88.37f : x < -87.f ? -87.f : x;
   ExpParts const e = exp_parts(inside);
   float const value = e.power + e.power * e.fraction;
   return x > 88.37f ? bits_float(0x7f800000u) : x < -87.f ? 0.f : value;
-#endif
 }
+#endif
+CG_HD float exponential_of_negative(float x) { return exponential(-x); }
 
 // a / b; for a b that many share, the device takes its reciprocal once.
 CG_HD float quotient(float a, float b) {
@@ -80,16 +87,35 @@ CG_HD float at_least(float x, float bound) {
 #endif
 }
 
-CG_HD float logistic(float x) { return reciprocal(1.f + exponential(-x)); }
+// max(x, 0); a NaN stays one.
+CG_HD float positive_part(float x) { return x <= 0.f ? 0.f : x; }
 
+// value, or zero where x is beyond a bound, or where a clamp has changed it.
+CG_HD float zero_above(float value, float x, float high) { return x > high ? 0.f : value; }
+CG_HD float zero_where_clamped(float value, float x, float clamped) {
+  bool const changed = (clamped < x) | (clamped > x);
+  return changed ? 0.f : value;
+}
+
+CG_HD float magnitude(float x) { return bits_float(float_bits(x) & 0x7fffffffu); }
+CG_HD float signed_as(float x, float sign) { return bits_float(float_bits(x) | (float_bits(sign) & 0x80000000u)); }
+
+// From here on V is float, or a type with float's operators and functions that holds several values
+// (csrc/sm100/pair.h).
+
+template <class V>
+CG_HD V logistic(V x) {
+  return reciprocal(1.f + exponential_of_negative(x));
+}
+
+template <class V>
+struct Tanh {
+  V value, derivative;
+};
 // tanh and its derivative 1 - tanh^2, both to relative accuracy: with e = exp(-2|x|),
 // tanh = (1 - e) / (1 + e) and the derivative is 4 e / (1 + e)^2. 1 - e is formed without cancellation.
-struct Tanh {
-  float value, derivative;
-};
-CG_HD Tanh tanh_with_derivative(float x) {
-  uint32_t const sign = float_bits(x) & 0x80000000u;
-  float const twice = 2.f * bits_float(float_bits(x) & 0x7fffffffu);
+CG_HD Tanh<float> tanh_with_derivative(float x) {
+  float const twice = 2.f * magnitude(x);
 #if defined(__CUDA_ARCH__)
   float const e = exponential(-twice);
   // Below 1/2 the Taylor series of 1 - exp(-t), to t^8.
@@ -108,7 +134,7 @@ CG_HD Tanh tanh_with_derivative(float x) {
   float const one_minus_e = saturated ? 1.f : (1.f - parts.power) - parts.power * parts.fraction;
 #endif
   float const r = reciprocal(1.f + e);
-  return {bits_float(float_bits(one_minus_e * r) | sign), 4.f * e * r * r};
+  return {signed_as(one_minus_e * r, x), 4.f * e * r * r};
 }
 
 }  // namespace cudnn_grouped

@@ -32,6 +32,14 @@ struct Engine {
   void (*quantize)(QuantizeProblem const&, Launch const&);
   void (*dequantize)(QuantizeProblem const&, Launch const&);
   void (*reduce_dbias)(DbiasReduction const&, Launch const&);
+  // What of the contract this engine has no kernel for, asked before anything is allocated. Null: it has all.
+  std::optional<Error> (*missing)(GroupedGemm const&) = nullptr;
+  std::optional<Error> (*missing_weight_gradient)(WeightGradient const&) = nullptr;
+
+  std::optional<Error> check(GroupedGemm const& p) const { return missing ? missing(p) : std::nullopt; }
+  std::optional<Error> check(WeightGradient const& p) const {
+    return missing_weight_gradient ? missing_weight_gradient(p) : std::nullopt;
+  }
 };
 
 // A CUDA library adds its engines when it is loaded, with functions that read a device's capability and fill its memory

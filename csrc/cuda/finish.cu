@@ -1,10 +1,11 @@
 #include "finish.h"
 
-#include <cute/arch/copy_sm90_desc.hpp>
+#include <algorithm>
 
 #include "../core/number_formats.h"
 #include "../core/scale_layout.h"
 #include "launch.h"
+#include "ptx.h"
 
 namespace cudnn_grouped::cuda {
 namespace {
@@ -101,7 +102,7 @@ __global__ void address_kernel(__grid_constant__ Addresses const addresses, int 
 
 __global__ void map_kernel(__grid_constant__ CUtensorMap const map, __grid_constant__ CUtensorMap const none,
                            int64_t const* addresses, Experts experts, CUtensorMap* maps) {
-  __shared__ alignas(128) cute::TmaDescriptor copy;
+  __shared__ alignas(128) CUtensorMap copy;
   int const expert = blockIdx.x;
   int64_t const address = experts.start(expert) < experts.end(expert) ? addresses[expert] : 0;
   bool const usable = address && address % 16 == 0;
@@ -109,10 +110,10 @@ __global__ void map_kernel(__grid_constant__ CUtensorMap const map, __grid_const
   reinterpret_cast<uint32_t*>(&copy)[threadIdx.x] = reinterpret_cast<uint32_t const*>(&from)[threadIdx.x];
   __syncwarp();
   if (threadIdx.x == 0 && usable) {
-    cute::tma_descriptor_replace_addr_in_shared_mem(copy, reinterpret_cast<void const*>(address));
+    ptx::set_map_address(ptx::shared_address(&copy), reinterpret_cast<void const*>(address));
   }
   __syncwarp();
-  cute::tma_descriptor_cp_fence_release(reinterpret_cast<cute::TmaDescriptor const*>(maps + expert), copy);
+  ptx::publish_map(maps + expert, ptx::shared_address(&copy));
 }
 
 }  // namespace

@@ -105,6 +105,22 @@ CG_DEVICE void store_once(CUtensorMap const* map, uint32_t from, int x, int y) {
       "r"(from), "r"(x), "r"(y)
       : "memory");
 }
+// Tensor maps in memory (tensormap): a copy in shared memory gets an address, is published by a warp, and is acquired
+// before its first use.
+CG_DEVICE void set_map_address(uint32_t map, void const* address) {
+  asm volatile("tensormap.replace.tile.global_address.shared::cta.b1024.b64 [%0], %1;" ::"r"(map), "l"(address)
+               : "memory");
+}
+CG_DEVICE void publish_map(CUtensorMap* to, uint32_t from) {
+  asm volatile(
+      "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%0], [%1], 128;" ::"l"(
+          to),
+      "r"(from)
+      : "memory");
+}
+CG_DEVICE void acquire_map(CUtensorMap const* map) {
+  asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");
+}
 CG_DEVICE void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 CG_DEVICE void store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 CG_DEVICE void store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }

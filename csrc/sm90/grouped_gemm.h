@@ -28,7 +28,7 @@ __device__ __forceinline__ void load_operands(Params const& p, uint32_t m_tiles_
     CUtensorMap const* b = &p.b;
     if (p.expert_maps) {
       b = p.expert_maps + tile.expert;
-      if (acquired != tile.expert) cute::tma_descriptor_fence_acquire(reinterpret_cast<cute::TmaDescriptor const*>(b));
+      if (acquired != tile.expert) ptx::acquire_map(b);
       acquired = tile.expert;
     }
     int const expert = p.expert_maps ? 0 : tile.expert;

@@ -2,7 +2,6 @@
 // turn (ping-pong): while one multiplies its 128 x kN tile, the other is in its epilogue.
 #pragma once
 
-#include <cute/arch/copy_sm90_desc.hpp>
 #include <cute/arch/mma_sm90_gmma.hpp>
 #include <utility>
 

@@ -1,0 +1,118 @@
+// FP8 D: every 32 values along rows and along columns share a scale factor (decisions.md, "Block quantiser"). A thread
+// holds a row, a warp 32 rows: a row's maximum is the thread's own, a column's is taken over the warp.
+#pragma once
+
+#include "../core/block_quantize.h"
+#include "../cuda/scale_places.h"
+#include "params.h"
+
+namespace cudnn_grouped::sm100 {
+
+// A row of a box of rows of kBytes, swizzled as TMA does with that span: its unit of 16 bytes u is at row ^ u * 16.
+// Boxes are aligned to 1024 bytes.
+template <int kBytes>
+CG_DEVICE uint32_t swizzled_row(uint32_t box, int row) {
+  uint32_t const offset = row * kBytes;
+  return box + (offset ^ (offset >> 3 & (kBytes - 16)));
+}
+
+// The largest magnitude of 32 values; NaN stays.
+CG_DEVICE float max_magnitude_of(float const* v) {
+  float m = ptx::max_magnitude(v[0], v[1], v[2]);
+#pragma unroll
+  for (int e = 3; e < 31; e += 2) m = ptx::max_magnitude(m, v[e], v[e + 1]);
+  return ptx::max_magnitude(m, v[31], v[31]);
+}
+
+template <bool kE4M3>
+CG_DEVICE uint32_t pack_four(Pair a, Pair b) {
+  if constexpr (kE4M3) return ptx::pack_e4m3(a.lo, a.hi) | ptx::pack_e4m3(b.lo, b.hi) << 16;
+  return ptx::pack_e5m2(a.lo, a.hi) | ptx::pack_e5m2(b.lo, b.hi) << 16;
+}
+
+// Rows of shared memory, kUnits * 32 bytes each: this thread's.
+template <bool kE4M3, int kUnits>
+CG_DEVICE void store_row_form(float const (&v)[32 * kUnits], float const (&factor)[kUnits], uint32_t box, int lane) {
+  uint32_t const row = swizzled_row<32 * kUnits>(box, lane);
+#pragma unroll
+  for (int unit = 0; unit < 2 * kUnits; ++unit) {
+    uint32_t packed[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float const* const x = v + unit * 16 + i * 4;
+      Pair const f = factor[unit / 2];
+      packed[i] = pack_four<kE4M3>(Pair(x[0], x[1]) * f, Pair(x[2], x[3]) * f);
+    }
+    ptx::store_shared_16(row ^ unit * 16, packed[0], packed[1], packed[2], packed[3]);
+  }
+}
+// The same with a factor for each column, from shared memory.
+template <bool kE4M3, int kUnits>
+CG_DEVICE void store_column_form(float const (&v)[32 * kUnits], uint32_t factors, uint32_t box, int lane) {
+  uint32_t const row = swizzled_row<32 * kUnits>(box, lane);
+#pragma unroll
+  for (int unit = 0; unit < 2 * kUnits; ++unit) {
+    uint32_t packed[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      int const e = unit * 16 + i * 4;
+      uint4 const f = ptx::load_shared_16(factors + e * 4);
+      Pair const low(__uint_as_float(f.x), __uint_as_float(f.y)), high(__uint_as_float(f.z), __uint_as_float(f.w));
+      packed[i] = pack_four<kE4M3>(Pair(v[e], v[e + 1]) * low, Pair(v[e + 2], v[e + 3]) * high);
+    }
+    ptx::store_shared_16(row ^ unit * 16, packed[0], packed[1], packed[2], packed[3]);
+  }
+}
+
+// Quantises the warp's 32 rows by kUnits blocks of 32 columns, the first of them at `column` of D. Both forms go to the
+// box, the column form behind the row form; row_max: of this thread's row, in each block. scratch: 2 * 32 * kUnits
+// floats.
+// kE4M3: else the format is asked about at run time.
+template <bool kE4M3, int kUnits>
+CG_DEVICE void quantise(Params const& p, cuda::ScalePlaces const& places, float const (&v)[32 * kUnits],
+                        float const (&row_max)[kUnits], float norm, int column, uint32_t box, uint32_t scratch,
+                        int lane) {
+  uint32_t const factors = scratch + 32 * kUnits * 4;
+  auto value = [&](float max) { return scale_value(max, p.reciprocal_largest, norm); };
+  uint32_t const row_bytes = ptx::encode_two_e8m0_up(value(row_max[0]), value(row_max[kUnits - 1]));
+  float row_factor[kUnits];
+#pragma unroll
+  for (int u = 0; u < kUnits; ++u) row_factor[u] = e8m0_factor(row_bytes >> 8 * u & 0xff, norm);
+  uint8_t* const row_scales = places.of_row(column / 32);
+  if constexpr (kUnits == 2) {
+    *reinterpret_cast<uint16_t*>(row_scales) = uint16_t(row_bytes);  // past the last column, zero: padding
+  } else {
+    *row_scales = uint8_t(row_bytes);
+  }
+  // A column's maximum is needed by one lane only: it takes it from shared memory.
+#pragma unroll
+  for (int e = 0; e < 32 * kUnits; e += 4) {
+    uint32_t max[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) max[i] = __float_as_uint(ptx::warp_max_magnitude(v[e + i]));
+    ptx::store_shared_16(scratch + e * 4, max[0], max[1], max[2], max[3]);
+  }
+  __syncwarp();
+  float column_max[kUnits];
+#pragma unroll
+  for (int u = 0; u < kUnits; ++u) column_max[u] = __uint_as_float(ptx::load_shared_4(scratch + (u * 32 + lane) * 4));
+  uint32_t const column_bytes = ptx::encode_two_e8m0_up(value(column_max[0]), value(column_max[kUnits - 1]));
+  uint8_t* const column_scales = places.of_column(column + lane);
+#pragma unroll
+  for (int u = 0; u < kUnits; ++u) {
+    uint32_t const byte = column_bytes >> 8 * u & 0xff;
+    ptx::store_shared_4(factors + (u * 32 + lane) * 4, __float_as_uint(e8m0_factor(byte, norm)));
+    // The next 32 columns of an atom are four bytes on.
+    if (places.column) column_scales[u * 4] = uint8_t(byte);  // past the last column, zero: padding
+  }
+  __syncwarp();
+  if (kE4M3 || p.d_dtype == DType::float8_e4m3fn) {
+    store_row_form<true, kUnits>(v, row_factor, box, lane);
+    store_column_form<true, kUnits>(v, factors, box + 1024 * kUnits, lane);
+  } else {
+    store_row_form<false, kUnits>(v, row_factor, box, lane);
+    store_column_form<false, kUnits>(v, factors, box + 1024 * kUnits, lane);
+  }
+}
+
+}  // namespace cudnn_grouped::sm100
