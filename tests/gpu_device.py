@@ -106,7 +106,7 @@ def setting(**changes):
             setattr(Settings, name, value)
 
 
-def patch_operators(monkeypatch) -> None:
+def patch_operators(monkeypatch, device=DEVICE) -> None:
     """cases.operator gives operators that take tensors of the CPU, run on the device, and bring everything back."""
     import cases
 
@@ -122,10 +122,11 @@ def patch_operators(monkeypatch) -> None:
         def call(*positional, **keywords):
             if Settings.engine == "cpu":
                 return function(*positional, **keywords)
-            moved = Moved(pointed=pointed.values(), shift=Settings.shift)
+            moved = Moved(device, pointed.values(), Settings.shift)
             positional, keywords = moved.tree((positional, keywords))
             outputs = function(*positional, **keywords)
-            synchronize()
+            if device == DEVICE:
+                synchronize()
             moved.back()
             return to_cpu(outputs)
 

@@ -75,11 +75,12 @@ class Operand:
 
 
 class Scales:
-    """Random scales of an operand: an image a CTA. split: each CTA has those of its rows, else both have all."""
+    """Random scales of an operand: an image a CTA. split: each CTA has those of its rows, else both have all.
+    power: of two, that those of UE8M0 are multiplied by."""
 
-    def __init__(self, rng, kind: Kind, rows: int, depth: int, halves: int, split: bool):
+    def __init__(self, rng, kind: Kind, rows: int, depth: int, halves: int, split: bool, power: int = 0):
         scale_format, block = kind.scale
-        low, high = (122, 133) if scale_format == "e8m0" else (1, 0x7F)
+        low, high = (122 + power, 133 + power) if scale_format == "e8m0" else (1, 0x7F)
         codes = rng.integers(low, high, (rows, depth // block)).astype(np.uint8)
         self.factor = np.repeat(decode_scale(codes, scale_format), block, axis=1)
         parts = np.split(codes, halves) if split else [codes] * halves
@@ -88,7 +89,9 @@ class Scales:
         self.atoms = self.atom_rows * -(-codes.shape[1] // 4)
 
 
-def multiply(library, kind_name, a_format, b_format, group=1, n=128, span=128, mn_major=(False, False), negate=False):
+def multiply(
+    library, kind_name, a_format, b_format, group=1, n=128, span=128, mn_major=(False, False), negate=False, power=0
+):
     """Runs 128 bytes of K: got, expected, and what the sum of magnitudes is."""
     kind, rng = KINDS[kind_name], np.random.default_rng(n + span)
     m, depth = 128 * group, 128 * 8 // kind.bits(a_format)
@@ -102,7 +105,8 @@ def multiply(library, kind_name, a_format, b_format, group=1, n=128, span=128, m
     image_a = image_b = np.zeros(group * sm100_cases.SCALES, np.uint8)
     atoms = (0, 0)
     if kind.scale:
-        scale_a, scale_b = Scales(rng, kind, m, depth, group, True), Scales(rng, kind, n, depth, group, False)
+        scale_a = Scales(rng, kind, m, depth, group, True, power)
+        scale_b = Scales(rng, kind, n, depth, group, False, -power)
         value_a, value_b = value_a * scale_a.factor, value_b * scale_b.factor
         image_a, image_b, atoms = scale_a.image, scale_b.image, (scale_a.atoms, scale_b.atoms)
         each = depth // kind.scale[1] // steps  # scales of a step
@@ -152,6 +156,12 @@ def test_fp4(library, kind, n, group):
 @pytest.mark.parametrize("kind, element", [("f16", FP16), ("mxf8f6f4", E4M3)])
 def test_widths(library, kind, element, group, n):
     assert_multiplies(library, kind, element, element, group, n)
+
+
+@pytest.mark.parametrize("power", [118, -118])
+def test_scale_factors_far_apart(library, power):
+    """A block's sum times one of them is out of FP32's range, times both it is not."""
+    assert_multiplies(library, "mxf8f6f4", E4M3, E4M3, power=power)
 
 
 @pytest.mark.parametrize("kind, element", [("f16", BF16), ("f8f6f4", E4M3)])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import sm100_cases
 import sm100_simulator
-from sm100_simulator import SimulationError, Simulator, compile_kernels
+from sm100_simulator import SimulationError, Simulator, compile_kernels, toolchain
 from sm100_simulator.kernels import record_sm90, sm100_mutants
 from sm100_simulator.report import issue_slots
 
@@ -125,3 +125,29 @@ def test_sm90(recorded, sm90, name, schedule):
     sm100_cases.run(simulator, sm90(subject.source), subject.function, *arrays, *subject.integers)
     for i, array in enumerate(arrays):
         assert record_sm90.differences(name, recorded, i, sm100_cases.read(array)) == []
+
+
+def test_what_has_changed_is_compiled_again(tmp_path, monkeypatch):
+    """A source, when it or a header behind its includes has; nothing else."""
+    compiled, run = [], toolchain._run
+
+    def counted(command):
+        compiled.extend(Path(part).stem for part in command if str(part).endswith(".cu"))
+        run(command)
+
+    monkeypatch.setattr(toolchain, "BUILD", tmp_path / "build")
+    monkeypatch.setattr(toolchain, "_run", counted)
+    folder = tmp_path / "include"
+    folder.mkdir()
+    (folder / "outer.h").write_text('#include "inner.h"\n')
+    (folder / "inner.h").write_text("constexpr int kValue = 1;\n")
+    (tmp_path / "one.cu").write_text('#include <outer.h>\nextern "C" int value() { return kValue; }\n')
+    (tmp_path / "two.cu").write_text('extern "C" int other() { return 0; }\n')
+
+    def value():
+        library = compile_kernels([tmp_path / "one.cu", tmp_path / "two.cu"], include=[folder])
+        return Simulator().call(library, "value")
+
+    assert (value(), value(), sorted(compiled)) == (1, 1, ["one", "two"])
+    (folder / "inner.h").write_text("constexpr int kValue = 2;\n")
+    assert (value(), compiled[2:]) == (2, ["one"])

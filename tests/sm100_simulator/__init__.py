@@ -12,6 +12,7 @@ docs/sm100_simulator.md says what it models and what it cannot prove.
 import ctypes
 import json
 import operator
+import os
 from functools import cache
 
 import numpy as np
@@ -58,7 +59,8 @@ def _library():
 @cache
 def _load(path):
     _library()
-    return ctypes.CDLL(str(path))
+    # A process with a CUDA build of torch has another CUDA runtime: the library's own comes first.
+    return ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_DEEPBIND)
 
 
 class Array:

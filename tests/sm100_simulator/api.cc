@@ -30,6 +30,8 @@ void simulator_destroy(void* session) {
 }
 // The session that the CUDA runtime's functions work on.
 void simulator_activate(void* session) { current = static_cast<Session*>(session); }
+void* simulator_active() { return current; }
+int simulator_device() { return current ? current->number : 0; }
 void* simulator_allocate(void* session, unsigned long long bytes) {
   return static_cast<Session*>(session)->allocate(bytes);
 }

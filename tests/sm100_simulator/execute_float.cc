@@ -68,6 +68,11 @@ template <class T>
 T fmax3_nan(T a, T b, T d) {
   return fmax_nan(fmax_nan(a, b, d), d, d);
 }
+// The three-input forms with .abs: of the magnitudes.
+template <class T, T (*F)(T, T, T)>
+T of_magnitudes(T a, T b, T d) {
+  return F(std::fabs(a), std::fabs(b), std::fabs(d));
+}
 float ex2(float a, float, float) { return std::exp2(a); }
 float lg2(float a, float, float) { return std::log2(a); }
 float rcp(float a, float, float) { return 1.f / a; }
@@ -126,7 +131,13 @@ Step copy_sign(Context& c, Op const& op) {
 }
 
 template <class T>
-Handler float_handler(std::string const& name, bool nan, bool three) {
+Handler float_handler(std::string const& name, bool nan, bool three, bool magnitudes) {
+  if (magnitudes && name == "min") {
+    return nan ? floating<T, of_magnitudes<T, fmin3_nan<T>>> : floating<T, of_magnitudes<T, fmin3<T>>>;
+  }
+  if (magnitudes && name == "max") {
+    return nan ? floating<T, of_magnitudes<T, fmax3_nan<T>>> : floating<T, of_magnitudes<T, fmax3<T>>>;
+  }
   if (three && name == "min") return nan ? floating<T, fmin3_nan<T>> : floating<T, fmin3<T>>;
   if (three && name == "max") return nan ? floating<T, fmax3_nan<T>> : floating<T, fmax3<T>>;
   if (name == "add") return floating<T, fadd<T>>;
@@ -172,9 +183,10 @@ bool decode_float(Decoder& d, Statement const& s, Op& op, Class& kind) {
     op.run = copy_sign;
     return elementwise(d, s, op, 2, 4);
   }
-  if (s.has("xorsign") || s.has("abs")) unsupported(s);
-  bool const three = s.operands.size() == 4;
-  op.run = is32 ? float_handler<float>(b, s.has("NaN"), three) : float_handler<double>(b, s.has("NaN"), three);
+  bool const three = s.operands.size() == 4, magnitudes = s.has("abs");
+  if (s.has("xorsign") || (magnitudes && !(three && is32 && (b == "min" || b == "max")))) unsupported(s);
+  op.run = is32 ? float_handler<float>(b, s.has("NaN"), three, magnitudes)
+                : float_handler<double>(b, s.has("NaN"), three, false);
   if (!op.run) return false;
   op.immediate = float_flags(s);
   return elementwise(d, s, op, int(s.operands.size()) - 1, t.size);

@@ -228,12 +228,19 @@ Step commit(Context& c, Op const& op) {  // numbers: displacement, 1: multicast.
   auto seen = std::make_shared<Clock>(c.warp.clock);
   seen->seen[c.warp.agent] = seen->fenced[c.warp.agent] = 0;
   seen->seen[agent] = epoch;
-  m.later_in_order(c.cta, [&m, &cluster, ranks, barrier, seen] {
+  m.later_in_order(c.cta, [&m, &cluster, ranks, barrier, seen, own = c.cta.rank] {
     for (u32 r = 0; r < cluster.ctas.size(); ++r) {
       if (!(ranks >> r & 1)) continue;
-      Mbarrier& b = cluster.mbarrier((barrier & kOffsetMask) | r << kRankShift);
-      b.gathering.join(*seen);
-      mbarrier_arrive(m, b, 1);
+      auto const arrive = [&m, &cluster, seen, at = (barrier & kOffsetMask) | r << kRankShift] {
+        Mbarrier& b = cluster.mbarrier(at);
+        b.gathering.join(*seen);
+        mbarrier_arrive(m, b, 1);
+      };
+      if (r == own) {
+        arrive();
+      } else {
+        m.later(cluster, arrive);  // the way there takes a time of its own
+      }
     }
   });
   return Step::kNext;

@@ -40,7 +40,8 @@ u8* GlobalMemory::check(u64 address, u64 bytes, bool write, char const* what) co
          (unsigned long long)bytes, (unsigned long long)address, near.c_str());
   }
   if (write && !writable_)
-    fail("out_of_bounds", "%s writes the kernel's parameters or constants at %#llx", what, (unsigned long long)address);
+    fail("out_of_bounds", "%s writes what is only to be read (an input, a parameter, a constant) at %#llx", what,
+         (unsigned long long)address);
   return reinterpret_cast<u8*>(address);
 }
 

@@ -249,7 +249,8 @@ void multiply_block(float const* a, int a_stride, float const* b, int b_stride, 
 void accumulate(float* d, float const* t, float scale, float const* scales, int n, bool keep) {
   if (scales) {
     for (int j = 0; j < n; ++j) {
-      float const v = t[j] * scale * scales[j];
+      // The exponents of the scale factors add: one of 2^127 beside one of 2^-20 is no overflow.
+      float const v = float(double(t[j]) * (double(scale) * scales[j]));
       d[j] = keep ? d[j] + v : v;
     }
   } else {

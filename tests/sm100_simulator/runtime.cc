@@ -11,10 +11,20 @@ using namespace simulator;
 
 namespace {
 
+// A source file's PTX, read when one of its kernels is first asked for: an engine has many that a test does not launch.
+struct FatBinary {
+  u8 const* data;
+  bool read = false;
+  std::vector<std::shared_ptr<Module>> modules;
+  std::string failure;  // why the PTX was not understood
+};
 struct Registry {
-  std::map<void const*, LoadedKernel> kernels;  // by host function
-  std::map<void**, std::vector<std::shared_ptr<Module>>> modules;
-  std::map<void**, std::string> failures;  // why a library's PTX was not understood, told at its first launch
+  struct Function {
+    LoadedKernel kernel;
+    void** binary;
+  };
+  std::map<void const*, Function> functions;  // by host function
+  std::map<void**, FatBinary> binaries;
 };
 Registry& registry() {
   static Registry r;
@@ -86,11 +96,26 @@ cudaError_t guarded(F work) {
 }
 
 LoadedKernel& find_kernel(void const* function) {
-  auto found = registry().kernels.find(function);
-  if (found == registry().kernels.end())
-    throw Failure("launch", "a launch of a function that no library registered as a kernel");
-  if (!found->second.failure.empty()) throw Failure("ptx", found->second.failure);
-  return found->second;
+  Failure const unknown("launch", "a launch of a function that no library registered as a kernel");
+  auto found = registry().functions.find(function);
+  if (found == registry().functions.end()) throw unknown;
+  auto& [kernel, handle] = found->second;
+  if (kernel.module) return kernel;
+  FatBinary& binary = registry().binaries[handle];
+  if (!binary.read) {
+    binary.read = true;
+    try {
+      binary.modules = read_fat_binary(binary.data);
+    } catch (std::exception const& e) {
+      binary.failure = e.what();
+    }
+  }
+  if (!binary.failure.empty()) throw Failure("ptx", binary.failure);
+  for (auto const& module : binary.modules)
+    for (Kernel const& k : module->kernels)
+      if (k.name == kernel.name) kernel.module = module;
+  if (!kernel.module) throw unknown;
+  return kernel;
 }
 
 cudaError_t launch(void const* function, dim3 grid, dim3 block, dim3 cluster, size_t shared, void** arguments) {
@@ -175,28 +200,17 @@ extern "C" {
 
 void** __cudaRegisterFatBinary(void* wrapper) {
   void** handle = new void*[1]{wrapper};
-  try {
-    registry().modules[handle] = read_fat_binary(static_cast<FatWrapper*>(wrapper)->data);
-  } catch (std::exception const& e) {
-    registry().failures[handle] = e.what();
-  }
+  registry().binaries[handle] = {static_cast<FatWrapper*>(wrapper)->data};
   return handle;
 }
 void __cudaRegisterFatBinaryEnd(void**) {}
 void __cudaUnregisterFatBinary(void** handle) {
-  registry().modules.erase(handle);
-  registry().failures.erase(handle);
+  registry().binaries.erase(handle);
   delete[] handle;
 }
 void __cudaRegisterFunction(void** handle, char const* host, char*, char const* name, int, uint3*, uint3*, dim3*, dim3*,
                             int*) {
-  if (auto const failed = registry().failures.find(handle); failed != registry().failures.end()) {
-    registry().kernels[host] = {name, nullptr, failed->second};
-    return;
-  }
-  for (auto const& module : registry().modules[handle])
-    for (Kernel const& k : module->kernels)
-      if (k.name == name) registry().kernels[host] = {name, module, ""};
+  registry().functions[host] = {{name, nullptr}, handle};
 }
 void __cudaRegisterVar(void**, char*, char*, char const*, int, size_t, int, int) {}
 unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, CUstream_st* stream) {
@@ -257,9 +271,13 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* out, void const*) {
 
 // ---- the device
 
-cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
-cudaError_t cudaSetDevice(int device) { return result(device == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
-cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
+cudaError_t cudaGetDevice(int* device) { return *device = active() ? active()->number : 0, cudaSuccess; }
+cudaError_t cudaSetDevice(int device) {
+  int current = 0;
+  cudaGetDevice(&current);
+  return result(device == current ? cudaSuccess : cudaErrorInvalidDevice);
+}
+cudaError_t cudaGetDeviceCount(int* count) { return cudaGetDevice(count), ++*count, cudaSuccess; }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr a, int) { return *value = attribute(a), cudaSuccess; }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
   memset(p, 0, sizeof *p);

@@ -1,5 +1,6 @@
 #include "session.h"
 
+#include <atomic>
 #include <cstdlib>
 #include <ctime>
 
@@ -12,7 +13,11 @@ u64 processor_time() {  // of this thread, in nanoseconds: other work on the mac
   return u64(t.tv_sec) * 1000000000ull + u64(t.tv_nsec);
 }
 
+std::atomic<int> devices{0};
+
 }  // namespace
+
+Session::Session(Settings const& settings) : number(devices++), machine(settings) {}
 
 Session::~Session() {
   for (auto& [address, p] : blocks_) free(p);

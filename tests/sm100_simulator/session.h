@@ -10,7 +10,6 @@ namespace simulator {
 struct LoadedKernel {
   std::string name;
   std::shared_ptr<Module> module;
-  std::string failure;  // why there is no module
 };
 
 // What cudaFuncSetAttribute allows.
@@ -32,7 +31,7 @@ struct KernelCounts {
 
 class Session {
  public:
-  explicit Session(Settings const& settings) : machine(settings) {}
+  explicit Session(Settings const& settings);
   ~Session();
 
   void* allocate(u64 bytes);
@@ -42,6 +41,8 @@ class Session {
               u64 dynamic_shared, void** arguments);
   std::string report() const;  // JSON
 
+  // Of the device: each has its own, for launchers that remember which devices they have set up.
+  int const number;
   Machine machine;
   std::string category, text;  // of the first failure
   std::string map_problem;     // why the last tensor map was refused

@@ -21,6 +21,8 @@ CXX_FLAGS = ["-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-Wall",
 # After the product's: host functions that Python finds, and embedded PTX that is not compressed.
 NVCC_FLAGS = ["-Xcompiler", "-fvisibility=default", "--no-compress"]
 LIBRARY = "libsm100_simulator.so"
+# It calls its own functions, whatever CUDA runtime the process has besides.
+LINK_FLAGS = ["-shared", f"-Wl,-soname,{LIBRARY}", "-Wl,-z,defs", "-Wl,-Bsymbolic"]
 
 
 @cache
@@ -86,15 +88,31 @@ def simulator_library():
         objects = list(pool.map(compile_one, sorted(HERE.glob("*.cc"))))
 
     def make(folder):
-        _run([CXX, "-shared", f"-Wl,-soname,{LIBRARY}", "-Wl,-z,defs", *objects, "-o", folder / LIBRARY])
+        _run([CXX, *LINK_FLAGS, *objects, "-o", folder / LIBRARY])
 
-    return _once(BUILD / f"simulator-{_digest(*objects)}", make) / LIBRARY
+    return _once(BUILD / f"simulator-{_digest(LINK_FLAGS, *objects)}", make) / LIBRARY
 
 
-def compile_kernels(sources, *, defines=(), archs="100a", include=(), flags=(), text=None):
+INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^">]+)[">]', re.MULTILINE)
+
+
+def _closure(text, folder, include, found):
+    """Adds to `found`, path: content, every header that a text in `folder` includes, and what those include. Headers
+    that are neither beside the includer nor under `include` are the toolkit's or CUTLASS's: they are pinned."""
+    for name in INCLUDE.findall(text):
+        paths = ((place / name.decode()).resolve() for place in (folder, *include))
+        path = next((p for p in paths if p.is_file()), None)
+        if path is not None and path not in found:
+            found[path] = path.read_bytes()
+            _closure(found[path], path.parent, include, found)
+    return found
+
+
+def compile_kernels(sources, *, defines=(), archs="100a", include=(), flags=(), link=(), text=None):
     """Compiles .cu files, host code and PTX, into a library that runs in the simulator, and returns its path.
 
-    sources: a path or several. text: replaces the text of the only source (for planted bugs). archs: what the PTX is for.
+    sources: a path or several; each is compiled again when it or a header behind its includes has changed.
+    text: replaces the text of the only source (for planted bugs). archs: what the PTX is for. link: shared libraries.
     """
     sources = [Path(s) for s in ([sources] if isinstance(sources, (str, Path)) else sources)]
     options = [
@@ -104,21 +122,26 @@ def compile_kernels(sources, *, defines=(), archs="100a", include=(), flags=(), 
         *[f"-D{d}" for d in defines],
     ]
     options += [f"-I{path}" for path in include] + ["-isystem", cutlass_include(), *flags]
-    beside = sorted(p for s in sources for pattern in ("*.h", "*.cuh") for p in s.parent.glob(pattern))
-    content = [text.encode()] if text is not None else [s.read_bytes() for s in sources]
-    content += [p.read_bytes() for p in beside]
 
-    def make(folder):
-        objects = []
-        for source in sources:
+    def compile_one(source):
+        content = source.read_bytes() if text is None else text.encode()
+        headers = _closure(content, source.parent, [source.parent, *include], {})
+
+        def make(folder):
             path = source
             if text is not None:
                 path = folder / source.name
                 path.write_text(text)
-            objects.append(folder / f"{source.stem}.o")
-            _run([nvcc(), *options, f"-I{source.parent}", "-c", path, "-o", objects[-1]])
-        # The CUDA runtime's symbols stay open: the simulator, loaded first, has them.
-        _run([CXX, "-shared", *objects, "-o", folder / "kernels.so"])
+            _run([nvcc(), *options, f"-I{source.parent}", "-c", path, "-o", folder / "out.o"])
 
-    name = f"{sources[0].stem}-{_digest(nvcc(), options, *content)}"
-    return _once(BUILD / name, make) / "kernels.so"
+        name = f"{source.parent.name}-{source.stem}-{_digest(nvcc(), options, content, *headers.values())}"
+        return _once(BUILD / name, make) / "out.o"
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        objects = list(pool.map(compile_one, sources))
+
+    def make(folder):
+        # The CUDA runtime's symbols are the simulator's.
+        _run([CXX, "-shared", *objects, *link, simulator_library(), "-o", folder / "kernels.so"])
+
+    return _once(BUILD / f"{sources[0].stem}-{_digest(*objects, *link, simulator_library())}", make) / "kernels.so"
