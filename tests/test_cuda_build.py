@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import product_build
@@ -108,7 +109,7 @@ INSTRUCTIONS = {
     "Direct": {WGMMA, TMA_LOAD},
     "weight_gradient_kernel": {WGMMA, TMA_LOAD},
 }
-LAUNCH_REGISTERS = 504 // 3  # of a thread; setmaxnreg shares those of three warpgroups out
+LAUNCH_REGISTERS = 504 // 3  # of a thread of 384; setmaxnreg shares those of three warpgroups out
 RESERVED_SHARED_BYTES = 1024  # of each block, by CUDA
 
 
@@ -143,3 +144,72 @@ def test_gemm_kernels_fit_a_multiprocessor():
     most = int(re.search(r"kSharedBytes = (\d+);", sources.pop("mainloop.h"))[1])
     assert most + RESERVED_SHARED_BYTES <= 228 * 1024
     assert all("static_assert(kBytes <= kSharedBytes);" in text for text in sources.values())
+
+
+# Blackwell -------------------------------------------------------------------------------------------------------
+
+needs_blackwell = pytest.mark.skipif(
+    not LIBRARY.exists() or "sm100" not in compiled_archs(), reason="built without code for compute capability 10.x"
+)
+MULTIPLY = {"UTCQMMA", "UTCOMMA", "UTCHMMA"}  # MXFP8, FP4, BF16
+OF_THE_PAIR = MULTIPLY | {"UTCCP"}  # and the copy of scale factors: all in one of the two forms
+MOVE = {"UTMALDG", "UTMASTG", "LDTM"}  # to and from shared memory, from tensor memory
+EPILOGUE_THREADS, OTHER_THREADS = 256, 128
+
+
+@cache
+def blackwell_kernels():
+    """[{GEMM kernel: its instructions of the tensor core, of TMA and of setmaxnreg}], one for each architecture."""
+    every = []
+    for arch in compiled_archs()["sm100"]:
+        code = cuobjdump("-sass", "-arch", "sm_" + arch.rstrip("f"))
+        _, *parts = re.split(r"^\s*Function : (\S+)$", code, flags=re.MULTILINE)
+        kernels = {name: code for name, code in zip(parts[::2], parts[1::2]) if sms_of(name)}
+        kept = r"\b(?:UTC[A-Z]+|UTMA[A-Z]+|LDTM|USETMAXREG)\b[^;]*"
+        every.append({name: re.findall(kept, code) for name, code in kernels.items()})
+    return every
+
+
+def sms_of(kernel):
+    """Of a tile of a GEMM kernel: 1 or 2, None of another kernel."""
+    sms = re.match(r"_ZN13cudnn_grouped5sm10012grouped_gemmINS0_8Epilogue.*?ELb[01]ELi([12])E", kernel)
+    return sms and int(sms[1])
+
+
+@needs_blackwell
+def test_gemm_kernels_have_the_instructions_of_blackwell():
+    for kernels in blackwell_kernels():
+        assert {sms_of(name) for name in kernels} == {1, 2}
+        for name, code in kernels.items():
+            forms = {}  # of an opcode: whether it is a pair's
+            for instruction in code:
+                opcode, *modifiers = instruction.split()[0].split(".")
+                forms.setdefault(opcode, set()).add("2CTA" in modifiers)
+            assert forms.keys() >= OF_THE_PAIR | MOVE, name
+            pair = sms_of(name) == 2
+            assert all(forms[opcode] == {pair} for opcode in OF_THE_PAIR), name
+            # C is loaded for one SM in either.
+            assert (True in forms["UTMALDG"]) == pair, name
+
+
+@needs_blackwell
+def test_blackwell_gemm_kernels_fit_a_multiprocessor():
+    usage = [entry for entry in resources() if sms_of(entry[0])]
+    assert [kernel for kernel, registers, *_ in usage if registers > LAUNCH_REGISTERS] == []
+    assert [kernel for kernel, _, _, shared, _ in usage if shared > RESERVED_SHARED_BYTES] == []
+    launch = {kernel: registers for kernel, registers, *_ in usage}
+    for kernels in blackwell_kernels():
+        assert kernels.keys() == launch.keys()
+        for name, code in kernels.items():
+            # setmaxnreg shares out what the block was launched with: an epilogue that asks for more waits for ever.
+            (more,) = re.findall(r"USETMAXREG\.TRY_ALLOC\.CTAPOOL \w+, (\w+)", "\n".join(code))
+            (fewer,) = re.findall(r"USETMAXREG\.DEALLOC\.CTAPOOL (\w+)", "\n".join(code))
+            shared_out = EPILOGUE_THREADS * int(more, 16) + OTHER_THREADS * int(fewer, 16)
+            assert shared_out <= (EPILOGUE_THREADS + OTHER_THREADS) * launch[name], name
+    # The host gives them as many stages as kSharedBytes has room for.
+    engine, kernel, instantiate = (
+        (ROOT / "csrc/sm100" / name).read_text() for name in ("engine.cu", "grouped_gemm.h", "instantiate.h")
+    )
+    assert int(re.search(r"kSharedBytes = (\d+);", kernel)[1]) + RESERVED_SHARED_BYTES <= 228 * 1024
+    assert "o.stages = std::min((kSharedBytes - kStagesAt) / stage_bytes(o), int(Control::kMostStages));" in engine
+    assert "dynamicSmemBytes = size_t(kStagesAt + p.operands.stages * stage_bytes(p.operands));" in instantiate
