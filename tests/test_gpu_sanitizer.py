@@ -33,7 +33,9 @@ def test_no_errors(tool):
         if sanitizer is None:
             pytest.skip("no compute-sanitizer: neither on the path nor in a toolkit nor as a wheel")
         # initcheck does not see what TMA stores write: it would call every output copied to the host uninitialised.
-        options = ["--check-api-memory-access", "no"] if tool == "initcheck" else []
+        # And it takes the store of tensormap.cp_fenceproxy, which is all that map_kernel writes, for a read.
+        blind = ["--check-api-memory-access", "no", "--kernel-name-exclude", "kernel_substring=map_kernel"]
+        options = blind if tool == "initcheck" else []
         command = [sanitizer, "--tool", tool, *options, "--error-exitcode", "9", *command]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     text = done.stdout + done.stderr
