@@ -259,6 +259,35 @@ def test_pairwise(case, schedule, seed):
         run(case)
 
 
+# The kernels have a body for usual calls (engine.cu, is_usual): BF16 C, and D in BF16 or E4M3.
+USUAL = [
+    make(op, n=96 if op == "dglu" else 192 if op == "glu" else 80, d=d, k=48)
+    for make, ops in ((Case, ("dsrelu", "dglu")), (forward.Case, ("srelu", "glu", "mm")))
+    for op in ops
+    for d in ("bf16", "e4m3")
+]
+
+
+def one_away(case):
+    """The case, and every case that is another in one thing that such a call does without."""
+    ahead = isinstance(case, forward.Case)
+    yield case
+    yield replace(case, c="fp16")
+    yield replace(case, d="e5m2" if case.quantized else "fp16")
+    yield replace(case, form="out")  # D by rows and by columns in two buffers
+    yield replace(case, bias="f32") if ahead else replace(case, dbias=True)
+    if ahead:
+        yield replace(case, generate_c=False)
+    if case.op == "dglu":
+        yield replace(case, options={"epilogue_op": "srelu"})
+
+
+@pytest.mark.parametrize("case", [other for case in USUAL for other in one_away(case)], ids=str)
+def test_usual_calls_and_their_neighbours(case):
+    with simulated_engine():
+        run(case)
+
+
 # Values that are not finite ----------------------------------------------------------------------------------------
 
 # N ends inside a chunk of 32 columns, and inside the first or the second half of a tile.
