@@ -153,13 +153,21 @@ TENSOR_CORE_UNITS = 3
 LOGISTIC_UNITS = oracle.EXP_UNITS + 1 + 2
 LOGISTIC_ARGUMENT_UNITS, TANH_ARGUMENT_UNITS = 2, 2 + 3
 QUOTIENT_UNITS = 2
+# csrc/sm100/pair.h. |tanh| = r - 1 with r = 2 / (1 + e) is worst where it takes over from the polynomial, at tanh = 0.4:
+# r = 1.4, e = 0.43. rcp errs by 2 U of r, 2.8 U. exp errs by 4 U, its product by 1, and 12 U are missing on purpose; of
+# 17 U of e come r^2 e / 2 = 0.42, 7.1 U. A rounding of (1 + e) / 2 gives 1 U. Of 0.4 these are 28 U, and the last one 1.
+BLACKWELL_TANH_UNITS = 29
 
 
 def device_gamma(n: int, u: float) -> float:
     return gamma(TENSOR_CORE_UNITS * n, u)
 
 
-def patch_bounds(monkeypatch) -> None:
+def is_blackwell() -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 10
+
+
+def patch_bounds(monkeypatch, blackwell: bool) -> None:
     """The oracle's bounds for the device's arithmetic in place of the CPU's."""
     import oracle_forward
 
@@ -179,6 +187,8 @@ def patch_bounds(monkeypatch) -> None:
     monkeypatch.setattr(oracle, "LOGISTIC_UNITS", LOGISTIC_UNITS)
     for name in ("TANH_UNITS", "TANH_SLOPE_UNITS"):
         monkeypatch.setattr(oracle, name, getattr(oracle, name) + QUOTIENT_UNITS)
+    if blackwell:
+        monkeypatch.setattr(oracle, "TANH_UNITS", BLACKWELL_TANH_UNITS)
 
 
 def patch_reference_bounds(monkeypatch, *modules) -> None:

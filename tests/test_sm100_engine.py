@@ -36,7 +36,7 @@ pytestmark = sm100_cases.needs_nvcc
 @pytest.fixture(autouse=True)
 def bounds(monkeypatch):
     """The kernels divide and take exponentials as on a GPU. The simulator's own rounding is within the GPU's."""
-    gpu_device.patch_bounds(monkeypatch)
+    gpu_device.patch_bounds(monkeypatch, blackwell=True)
     monkeypatch.setattr(cases, "packed", packed)
 
 

@@ -2,6 +2,7 @@
 //
 // kWidth is the number of saved columns a GEMM column meets: 1 for squared ReLU, 2 (gate, up) for the gated ones.
 // backward(r, x, prob): r is the GEMM's value (alpha applied), x the saved pre-activation columns (beta applied).
+// x may be of another type that becomes V (csrc/sm100/pair.h, Scaled).
 // It returns the gradients of x, times prob, and the column's term of dprob (which has no prob in it).
 // A NaN in any operand reaches the gradients it feeds.
 #pragma once
@@ -44,8 +45,8 @@ struct SquaredReLU {
   CG_HD Relu<V> relu(V x) const {
     V const positive = positive_part(x);
     if constexpr (!kClamped) return {positive, 1.f};
-    Tanh<V> const t = tanh_with_derivative(quotient(positive, clamp));
-    return {clamp * t.value, t.derivative};
+    Tanh<V> const t = bounded_tanh(positive, clamp);
+    return {t.value, t.derivative};
   }
   template <class V>
   CG_HD V forward(V const (&x)[1]) const {
@@ -71,8 +72,8 @@ struct SwiGLU {
   CG_HD V forward(V const (&x)[2]) const {
     return x[0] * logistic(x[0]) * x[1];
   }
-  template <class V>
-  CG_HD Gradient<V, 2> backward(V r, V const (&x)[2], V prob) const {
+  template <class V, class X>
+  CG_HD Gradient<V, 2> backward(V r, X const (&x)[2], V prob) const {
     V const gate = x[0], up = x[1], s = logistic(gate), swish = gate * s, rp = r * prob;
     return {{rp * up * (s + swish * (1.f - s)), rp * swish}, r * up * swish};
   }
@@ -99,8 +100,9 @@ struct GeGLU {
     Parts<V> const p = parts(x);
     return p.gate * p.s * p.up;
   }
-  template <class V>
-  CG_HD Gradient<V, 2> backward(V r, V const (&x)[2], V prob) const {
+  template <class V, class X>
+  CG_HD Gradient<V, 2> backward(V r, X const (&columns)[2], V prob) const {
+    V const x[2] = {columns[0], columns[1]};
     Parts<V> const p = parts(x);
     V const rp = r * prob, gated = p.gate * p.s;
     V gate = rp * p.up * p.s * (1.f + alpha * p.gate * (1.f - p.s)), up = rp * gated;
@@ -116,15 +118,14 @@ struct SiTUGLU {
 
   template <class V>
   CG_HD V forward(V const (&x)[2]) const {
-    return beta1 * tanh_with_derivative(quotient(x[0], beta1)).value * logistic(x[0]) * beta2 *
-           tanh_with_derivative(quotient(x[1], beta2)).value;
+    return bounded_tanh(x[1], beta2).value * logistic(x[0]) * bounded_tanh(x[0], beta1).value;
   }
-  template <class V>
-  CG_HD Gradient<V, 2> backward(V r, V const (&x)[2], V prob) const {
-    Tanh<V> const tg = tanh_with_derivative(quotient(x[0], beta1)), tu = tanh_with_derivative(quotient(x[1], beta2));
-    V const s = logistic(x[0]), gate = beta1 * tg.value * s, up = beta2 * tu.value, rp = r * prob;
-    V const gate_slope = tg.derivative * s + gate * (1.f - s);
-    return {{rp * up * gate_slope, rp * gate * tu.derivative}, r * gate * up};
+  template <class V, class X>
+  CG_HD Gradient<V, 2> backward(V r, X const (&x)[2], V prob) const {
+    Tanh<V> const g = bounded_tanh(x[0], beta1), u = bounded_tanh(x[1], beta2);
+    V const s = logistic(x[0]), rs = r * s, r_gate = rs * g.value;
+    V const gate_slope = g.derivative + g.value * (1.f - s);  // without its factor s
+    return {{rs * prob * u.value * gate_slope, r_gate * prob * u.derivative}, r_gate * u.value};
   }
 };
 

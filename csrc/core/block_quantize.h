@@ -4,6 +4,7 @@
 //   reader:  x ~ data * scale / norm
 #pragma once
 
+#include "elementary.h"
 #include "number_formats.h"
 
 namespace cudnn_grouped {
@@ -15,10 +16,10 @@ CG_HD float scale_value(float amax, float reciprocal_largest, float norm) { retu
 
 // norm / 2^(byte-127) by exponent arithmetic; a magnitude over FLT_MAX becomes FLT_MAX.
 CG_HD float e8m0_factor(uint32_t byte, float norm) {
-  uint32_t const power = byte < 254 ? (254 - byte) << 23 : byte == 254 ? 0x00400000u : 0x7fc00000u;
-  float const factor = norm * bits_float(power);
+  int32_t const exponent = (254 - int32_t(byte)) * (1 << 23), least = 0x00400000;
+  float const power = bits_float(byte > 254 ? 0x7fc00000u : uint32_t(exponent > least ? exponent : least));
   constexpr float kMax = 3.4028234664e38f;
-  return factor > kMax ? kMax : factor < -kMax ? -kMax : factor;
+  return at_most(at_least(norm * power, -kMax), kMax);
 }
 
 // norm / scale for an e4m3 scale (NVFP4). A scale of zero reads back as zero, so its data is zero.

@@ -104,7 +104,7 @@ CG_HD float signed_as(float x, float sign) { return bits_float(float_bits(x) | (
 // (csrc/sm100/pair.h).
 
 template <class V>
-CG_HD V logistic(V x) {
+CG_HD auto logistic(V x) {
   return reciprocal(1.f + exponential_of_negative(x));
 }
 
@@ -135,6 +135,12 @@ CG_HD Tanh<float> tanh_with_derivative(float x) {
 #endif
   float const r = reciprocal(1.f + e);
   return {signed_as(one_minus_e * r, x), 4.f * e * r * r};
+}
+
+// bound * tanh(x / bound), which stays within the bound, and its derivative.
+CG_HD Tanh<float> bounded_tanh(float x, float bound) {
+  Tanh<float> const t = tanh_with_derivative(quotient(x, bound));
+  return {bound * t.value, t.derivative};
 }
 
 }  // namespace cudnn_grouped

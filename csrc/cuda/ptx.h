@@ -188,6 +188,24 @@ CG_DEVICE uint32_t pack_e5m2(float low, float high) {
   asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(r) : "f"(high), "f"(low));
   return r;
 }
+// Four values, the first in the low byte. The second conversion merges: shifting and combining two pairs would be an
+// instruction more.
+template <bool kE4M3>
+CG_DEVICE uint32_t pack_fp8(float a, float b, float c, float d) {
+  uint32_t r;
+  if constexpr (kE4M3) {
+    asm("{ .reg .b16 l, h; cvt.rn.satfinite.e4m3x2.f32 l, %2, %1; cvt.rn.satfinite.e4m3x2.f32 h, %4, %3; "
+        "mov.b32 %0, {l, h}; }"
+        : "=r"(r)
+        : "f"(a), "f"(b), "f"(c), "f"(d));
+  } else {
+    asm("{ .reg .b16 l, h; cvt.rn.satfinite.e5m2x2.f32 l, %2, %1; cvt.rn.satfinite.e5m2x2.f32 h, %4, %3; "
+        "mov.b32 %0, {l, h}; }"
+        : "=r"(r)
+        : "f"(a), "f"(b), "f"(c), "f"(d));
+  }
+  return r;
+}
 // Keeps a NaN of either side.
 CG_DEVICE float max_magnitude(float a, float b) {
   float r;

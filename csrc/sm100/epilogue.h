@@ -67,16 +67,16 @@ CG_DEVICE void apply_backward(typename Step::Activation const& activation, Scala
   constexpr int kWidth = Step::kWidth;
 #pragma unroll
   for (int e = 0; e < 32; e += 2) {
-    Pair c[kWidth];
+    Scaled c[kWidth];
 #pragma unroll
-    for (int w = 0; w < kWidth; ++w) c[w] = Pair(x[e + w * 32], x[e + w * 32 + 1]) * s.beta;
+    for (int w = 0; w < kWidth; ++w) c[w] = {Pair(x[e + w * 32], x[e + w * 32 + 1]), s.beta};
     Pair const r(acc[e], acc[e + 1]), prob = kWidth == 2 ? s.alpha * s.prob : s.prob;
     Gradient<Pair, kWidth> gradient;
     if constexpr (kRole == Role::none) {
       gradient = activation.backward(r, c, prob);
     } else {
       bool const pre = kRole == Role::preactivation;
-      gradient = activation.gradient(pre ? c[0] : r, pre ? r : c[0], prob);
+      gradient = activation.gradient(pre ? c[0].value : r, pre ? r : c[0].value, prob);
     }
     dprob += gradient.prob_term;
 #pragma unroll
@@ -234,15 +234,16 @@ struct Epilogue {
     Tile const& tile;
     int row;
     Scalars<kWidth == 2 && !kForward> scalars;
+    float norm;
     cuda::ScalePlaces places;
-    // Chunks come in rising or falling order: each has its own sum, which are added in one order.
-    float dprob[kParts] = {};
+    float dprob[kParts] = {};  // a sum for each chunk, the newest first
     float amax[kAmax] = {};
 
     __device__ __forceinline__ TileState(Params const& p, Tile const& tile, int warp, int lane)
         : tile(tile),
           row(tile.m + warp % 4 * kWarpRows + lane),
           scalars(p, tile.expert, row),
+          norm(kQuantised && p.norm_const ? __ldg(p.norm_const) : 1.f),
           places(p.experts, p.sfd_row, p.sfd_col, p.discrete_col_sfd, tile.expert, d_columns(p), row - lane, row) {}
   };
 
@@ -270,7 +271,7 @@ struct Epilogue {
       if (chunks.count == 0) release();
 #pragma unroll 1
       for (int i = 0; i < chunks.count; ++i) {
-        int const place = chunks.at(i), first = (place * 2 + half) * kAcc;
+        int const first = (chunks.at(i) * 2 + half) * kAcc;
         float acc[kAcc];
 #pragma unroll
         for (int e = 0; e < kAcc; e += 32) ptx::tensor_load(lanes + memory.accumulators(t) + first + e, acc + e);
@@ -280,19 +281,19 @@ struct Epilogue {
         // The same chunk twice: options that are asked about at run time part the code, and what is parted does not
         // overlap.
         if (p.usual) {
-          chunk<true>(state, tile.n + first, place, acc);
+          chunk<true>(state, tile.n + first, acc);
         } else {
-          chunk<false>(state, tile.n + first, place, acc);
+          chunk<false>(state, tile.n + first, acc);
         }
       }
-      finish(state);
+      finish(state, chunks.falling);
     }
-    if (lane == 0) ptx::store_wait();
+    if (ptx::elect()) ptx::store_wait();
   }
 
   // kUsual: what is_usual() of engine.cu says.
   template <bool kUsual>
-  __device__ __forceinline__ void chunk(TileState& state, int n, int place, float (&acc)[kAcc]) {
+  __device__ __forceinline__ void chunk(TileState& state, int n, float (&acc)[kAcc]) {
     float x[kC];
     bool const partial = kMayBePartial && n + kAcc > p.n;
     if constexpr (kForward) {
@@ -334,7 +335,8 @@ struct Epilogue {
         if (partial) clear_past(p.n - n, x);
       }
 #pragma unroll
-      for (int i = 0; i < kParts; ++i) state.dprob[i] = i == place ? dprob.lo + dprob.hi : state.dprob[i];
+      for (int i = kParts - 1; i > 0; --i) state.dprob[i] = state.dprob[i - 1];
+      state.dprob[0] = dprob.lo + dprob.hi;
       wait_for_stores<kUsual>();
       write<kUsual>(state, n * kWidth, x, at, n);
       ++taken;
@@ -344,7 +346,7 @@ struct Epilogue {
   // The last chunk's boxes are free again: for C of the next, or for this one's D.
   template <bool kUsual>
   __device__ __forceinline__ void wait_for_stores() {
-    if (lane == 0) {
+    if (ptx::elect()) {
       ptx::store_wait_read();
       if (!kForward && (kUsual || p.stages_c) && taken) {
         ptx::barrier_arrive(ptx::shared_address(&control.box_free[warp][(taken - 1) % Control::kBoxes]));
@@ -377,8 +379,7 @@ struct Epilogue {
       }
     }
     if constexpr (kQuantised) {
-      float const norm = p.norm_const ? __ldg(p.norm_const) : 1.f;
-      quantise<kUsual>(p, state.places, d, unit_max, norm, column, at, scratch, lane);
+      quantise<kUsual>(p, state.places, d, unit_max, state.norm, column, at, scratch, lane);
     } else if (kUsual || p.stages_d) {
       write_box(kUsual || p.d_dtype == DType::bfloat16, at, lane, d);
     } else {
@@ -387,7 +388,7 @@ struct Epilogue {
     }
     ptx::fence_async();
     __syncwarp();
-    if (lane == 0) {
+    if (ptx::elect()) {
       if (kForward && (kUsual || p.stages_c)) ptx::store_2d(&p.c, boxes, n, row0);
       if (kUsual || p.stages_d) {
         ptx::store_2d(&p.d, at, column, row0);
@@ -399,13 +400,13 @@ struct Epilogue {
     }
   }
 
-  // Slots and maxima of the tile: results do not depend on the order of tiles.
-  __device__ __forceinline__ void finish(TileState const& state) {
+  // Slots and maxima of the tile: results do not depend on the order of tiles, nor on that of chunks.
+  __device__ __forceinline__ void finish(TileState const& state, bool falling) {
     if (!state.tile.inside) return;
     if (!kForward) {
-      float sum = state.dprob[0];
+      float sum = 0.f;
 #pragma unroll
-      for (int i = 1; i < kParts; ++i) sum += state.dprob[i];
+      for (int i = 0; i < kParts; ++i) sum += falling ? state.dprob[i] : state.dprob[kParts - 1 - i];
       if (kWidth == 2) sum *= state.scalars.alpha;
       p.dprob[int64_t(state.tile.n_tile * 2 + half) * p.experts.m + state.row] = sum;
     }

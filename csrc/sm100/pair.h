@@ -34,11 +34,6 @@ CG_DEVICE Pair& operator*=(Pair& a, Pair b) { return a = a * b; }
 
 // The functions of core/elementary.h that single values need instructions for.
 CG_DEVICE Pair reciprocal(Pair x) { return {cudnn_grouped::reciprocal(x.lo), cudnn_grouped::reciprocal(x.hi)}; }
-CG_DEVICE Pair exponential_of_negative(Pair x) {
-  Pair const y = x * Pair(-kLog2e);
-  return {exponential_base_2(y.lo), exponential_base_2(y.hi)};
-}
-CG_DEVICE Pair quotient(Pair a, float b) { return a * Pair(cudnn_grouped::reciprocal(b)); }
 CG_DEVICE Pair at_most(Pair x, float bound) {
   return {cudnn_grouped::at_most(x.lo, bound), cudnn_grouped::at_most(x.hi, bound)};
 }
@@ -55,20 +50,50 @@ CG_DEVICE Pair zero_where_clamped(Pair value, Pair x, Pair clamped) {
   return {cudnn_grouped::zero_where_clamped(value.lo, x.lo, clamped.lo),
           cudnn_grouped::zero_where_clamped(value.hi, x.hi, clamped.hi)};
 }
-CG_DEVICE Pair magnitude(Pair x) { return {cudnn_grouped::magnitude(x.lo), cudnn_grouped::magnitude(x.hi)}; }
-CG_DEVICE Pair signed_as(Pair x, Pair sign) {
-  return {cudnn_grouped::signed_as(x.lo, sign.lo), cudnn_grouped::signed_as(x.hi, sign.hi)};
+
+// A product that is yet to be formed. What only an exponent is made of needs none of its own.
+struct Scaled {
+  Pair value;
+  float factor;
+
+  __device__ __forceinline__ operator Pair() const { return value * Pair(factor); }
+};
+// The smaller of two magnitudes with a's sign; b is positive. NaN stays.
+CG_DEVICE float smaller_signed_as_first(float a, float b) {
+  float r;
+  asm("min.NaN.xorsign.abs.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
+CG_DEVICE Pair times(Pair x, float k) { return x * Pair(k); }
+// The factor stays finite: zero times it is zero.
+CG_DEVICE Pair times(Scaled x, float k) {
+  return x.value * Pair(smaller_signed_as_first(x.factor * k, 3.4028234664e38f));
 }
 
-// As for single values, in fewer instructions: below 1/4, where 1 - e loses digits, a polynomial gives tanh(x) / x - 1
-// in x^2, to 4e-9. exp(-1/2) is where |x| is 1/4.
-CG_DEVICE Tanh<Pair> tanh_with_derivative(Pair x) {
-  Pair const y = magnitude(x) * Pair(-2.f * kLog2e), e(exponential_base_2(y.lo), exponential_base_2(y.hi));
-  Pair const r = reciprocal(1.f + e), twice_r = r + r, square = x * x;
-  Pair const small = x + x * (square * (-0.3333323896f + square * (0.1332412809f + square * -0.0514182597f)));
-  Pair const large = signed_as((1.f - e) * r, x);
-  constexpr float kBound = 0.60653066f;
-  return {{e.lo < kBound ? large.lo : small.lo, e.hi < kBound ? large.hi : small.hi}, e * twice_r * twice_r};
+template <class X>
+CG_DEVICE Pair exponential_of_negative(X x) {
+  Pair const y = times(x, -kLog2e);
+  return {exponential_base_2(y.lo), exponential_base_2(y.hi)};
+}
+
+// bound * tanh(x / bound) and its derivative d. With z = x / bound, e = exp(-2|z|) and r = 2 / (1 + e):
+//   |tanh z| = r - 1, to a few 2^-24 of one     d = e r^2     tanh z = z Q(d), Q a polynomial
+// Q is good to 2^-22 where |tanh z| is below 0.4, and too large elsewhere: the smaller of the two is taken. e is made a
+// little smaller, so that r - 1 is not the smaller one where it has lost its digits.
+template <class X>
+CG_DEVICE Tanh<Pair> bounded_tanh(X x, float bound) {
+  constexpr float kExponent = 2 * kLog2e, kLess = 1 - 12 / 16777216.f;
+  constexpr float kQ[] = {0.5208096f, 0.68317455f, -0.26215205f, 0.05816813f};
+  Pair const y = times(x, kExponent * cudnn_grouped::reciprocal(bound));
+  Pair const e = Pair(exponential_base_2(-fabsf(y.lo)), exponential_base_2(-fabsf(y.hi))) * Pair(kLess);
+  Pair const r = reciprocal(0.5f * e + 0.5f), derivative = e * r * r;
+  Pair const large = r * Pair(bound) + Pair(-bound);
+  float const unit = bound * (1 / kExponent);
+  Pair q = kQ[3] * unit;
+#pragma unroll
+  for (int i = 2; i >= 0; --i) q = q * derivative + Pair(kQ[i] * unit);
+  Pair const small = y * q;
+  return {{smaller_signed_as_first(small.lo, large.lo), smaller_signed_as_first(small.hi, large.hi)}, derivative};
 }
 
 }  // namespace cudnn_grouped::sm100

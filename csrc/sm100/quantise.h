@@ -25,9 +25,8 @@ CG_DEVICE float max_magnitude_of(float const* v) {
 }
 
 template <bool kE4M3>
-CG_DEVICE uint32_t pack_four(Pair a, Pair b) {
-  if constexpr (kE4M3) return ptx::pack_e4m3(a.lo, a.hi) | ptx::pack_e4m3(b.lo, b.hi) << 16;
-  return ptx::pack_e5m2(a.lo, a.hi) | ptx::pack_e5m2(b.lo, b.hi) << 16;
+CG_DEVICE uint32_t pack(Pair a, Pair b) {
+  return cuda::ptx::pack_fp8<kE4M3>(a.lo, a.hi, b.lo, b.hi);
 }
 
 // Rows of shared memory, kUnits * 32 bytes each: this thread's.
@@ -41,7 +40,7 @@ CG_DEVICE void store_row_form(float const (&v)[32 * kUnits], float const (&facto
     for (int i = 0; i < 4; ++i) {
       float const* const x = v + unit * 16 + i * 4;
       Pair const f = factor[unit / 2];
-      packed[i] = pack_four<kE4M3>(Pair(x[0], x[1]) * f, Pair(x[2], x[3]) * f);
+      packed[i] = pack<kE4M3>(Pair(x[0], x[1]) * f, Pair(x[2], x[3]) * f);
     }
     ptx::store_shared_16(row ^ unit * 16, packed[0], packed[1], packed[2], packed[3]);
   }
@@ -58,7 +57,7 @@ CG_DEVICE void store_column_form(float const (&v)[32 * kUnits], uint32_t factors
       int const e = unit * 16 + i * 4;
       uint4 const f = ptx::load_shared_16(factors + e * 4);
       Pair const low(__uint_as_float(f.x), __uint_as_float(f.y)), high(__uint_as_float(f.z), __uint_as_float(f.w));
-      packed[i] = pack_four<kE4M3>(Pair(v[e], v[e + 1]) * low, Pair(v[e + 2], v[e + 3]) * high);
+      packed[i] = pack<kE4M3>(Pair(v[e], v[e + 1]) * low, Pair(v[e + 2], v[e + 3]) * high);
     }
     ptx::store_shared_16(row ^ unit * 16, packed[0], packed[1], packed[2], packed[3]);
   }

@@ -64,12 +64,6 @@ struct ScalePlaces {
 // A warp's rows of D overwrite its own rows of C: the row form, then the column form.
 inline constexpr int kWarpBoxBytes = kBoxBytes / 4, kFormBytes = kWarpBoxBytes / 2;
 
-template <bool kE4M3>
-CG_DEVICE uint32_t pack_four(float a, float b, float c, float d) {
-  if constexpr (kE4M3) return ptx::pack_e4m3(a, b) | ptx::pack_e4m3(c, d) << 16;
-  return ptx::pack_e5m2(a, b) | ptx::pack_e5m2(c, d) << 16;
-}
-
 // Quantises the warp's 32 rows, columns of D from `column` on, and writes both forms to shared memory:
 // rows of kUnits * 32 bytes, the row form at `out`, the column form kFormBytes behind.
 template <int kUnits, bool kE4M3>
@@ -145,10 +139,10 @@ CG_DEVICE void quantise_block(ScalePlaces const& places, Block<kUnits> const& d,
                                       : out + line * 32 + q * 8;
       float const(&v)[8] = d.value[i][u], f = of_row[i][u];
       float const(&g)[8] = of_column[u];
-      ptx::store_shared_8(at, pack_four<kE4M3>(v[0] * f, v[1] * f, v[2] * f, v[3] * f),
-                          pack_four<kE4M3>(v[4] * f, v[5] * f, v[6] * f, v[7] * f));
-      ptx::store_shared_8(at + kFormBytes, pack_four<kE4M3>(v[0] * g[0], v[1] * g[1], v[2] * g[2], v[3] * g[3]),
-                          pack_four<kE4M3>(v[4] * g[4], v[5] * g[5], v[6] * g[6], v[7] * g[7]));
+      ptx::store_shared_8(at, ptx::pack_fp8<kE4M3>(v[0] * f, v[1] * f, v[2] * f, v[3] * f),
+                          ptx::pack_fp8<kE4M3>(v[4] * f, v[5] * f, v[6] * f, v[7] * f));
+      ptx::store_shared_8(at + kFormBytes, ptx::pack_fp8<kE4M3>(v[0] * g[0], v[1] * g[1], v[2] * g[2], v[3] * g[3]),
+                          ptx::pack_fp8<kE4M3>(v[4] * g[4], v[5] * g[5], v[6] * g[6], v[7] * g[7]));
     }
   }
 }

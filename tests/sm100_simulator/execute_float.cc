@@ -73,6 +73,12 @@ template <class T, T (*F)(T, T, T)>
 T of_magnitudes(T a, T b, T d) {
   return F(std::fabs(a), std::fabs(b), std::fabs(d));
 }
+// .xorsign.abs: of the magnitudes, with the product's sign.
+template <class T, T (*F)(T, T, T)>
+T signed_as_product(T a, T b, T d) {
+  T const r = F(std::fabs(a), std::fabs(b), d);
+  return std::signbit(a) != std::signbit(b) ? -r : r;
+}
 float ex2(float a, float, float) { return std::exp2(a); }
 float lg2(float a, float, float) { return std::log2(a); }
 float rcp(float a, float, float) { return 1.f / a; }
@@ -131,7 +137,13 @@ Step copy_sign(Context& c, Op const& op) {
 }
 
 template <class T>
-Handler float_handler(std::string const& name, bool nan, bool three, bool magnitudes) {
+Handler float_handler(std::string const& name, bool nan, bool three, bool magnitudes, bool xorsign) {
+  if (xorsign && name == "min") {
+    return nan ? floating<T, signed_as_product<T, fmin_nan<T>>> : floating<T, signed_as_product<T, fmin_<T>>>;
+  }
+  if (xorsign && name == "max") {
+    return nan ? floating<T, signed_as_product<T, fmax_nan<T>>> : floating<T, signed_as_product<T, fmax_<T>>>;
+  }
   if (magnitudes && name == "min") {
     return nan ? floating<T, of_magnitudes<T, fmin3_nan<T>>> : floating<T, of_magnitudes<T, fmin3<T>>>;
   }
@@ -183,10 +195,11 @@ bool decode_float(Decoder& d, Statement const& s, Op& op, Class& kind) {
     op.run = copy_sign;
     return elementwise(d, s, op, 2, 4);
   }
-  bool const three = s.operands.size() == 4, magnitudes = s.has("abs");
-  if (s.has("xorsign") || (magnitudes && !(three && is32 && (b == "min" || b == "max")))) unsupported(s);
-  op.run = is32 ? float_handler<float>(b, s.has("NaN"), three, magnitudes)
-                : float_handler<double>(b, s.has("NaN"), three, false);
+  bool const three = s.operands.size() == 4, xorsign = s.has("xorsign"), magnitudes = s.has("abs") && !xorsign;
+  bool const extreme = is32 && (b == "min" || b == "max");
+  if ((magnitudes && !(extreme && three)) || (xorsign && !(extreme && !three && s.has("abs")))) unsupported(s);
+  op.run = is32 ? float_handler<float>(b, s.has("NaN"), three, magnitudes, xorsign)
+                : float_handler<double>(b, s.has("NaN"), three, false, false);
   if (!op.run) return false;
   op.immediate = float_flags(s);
   return elementwise(d, s, op, int(s.operands.size()) - 1, t.size);
