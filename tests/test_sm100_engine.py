@@ -8,6 +8,7 @@ import cases
 import cases_forward as forward
 import gpu_device
 import numpy as np
+import oracle
 import pytest
 import sm100_cases
 import test_dact
@@ -368,6 +369,42 @@ def test_an_infinite_prob_is_no_nan_past_n(case):
     else:
         assert outputs["amax"].isposinf().all()
         assert d.isinf().all()
+
+
+# The engine's own tanh -------------------------------------------------------------------------------------------------
+
+
+def products(generator):
+    """A and B with one value in a row, and the FP32 products of them: every size from 2^-60 to 2^9."""
+    a, b = torch.zeros(256, 64), torch.zeros(256, 64)
+    a[:, 0] = torch.exp2(torch.arange(256) % 69 - 60.0)
+    b[:, 0] = 1 + torch.rand(256, generator=generator)
+    a, b = a.bfloat16(), b.bfloat16()
+    return a, b, torch.outer(a[:, 0].double(), b[:, 0].double())
+
+
+@pytest.mark.parametrize("scale", [2.0**-20, 0.3, 4.0, 25.0])
+def test_tanh_and_its_slope_of_small_and_large(scale):
+    generator = torch.Generator().manual_seed(0)
+    a, b, x = products(generator)
+    offsets, one = torch.tensor([256], dtype=torch.int32), torch.ones(1)
+    common = {"d_dtype": torch.float32, "sf_vec_size": 16, "tanh_clamp_scale": scale}
+    with simulated_engine():
+        ops = torch.ops.cudnn_grouped
+        squares = ops.srelu(a, [b], offsets, one, torch.ones(256), generate_c=False, **common)[1]
+        c = torch.ones(256, 256, dtype=torch.bfloat16)
+        slopes = ops.dsrelu(a, [b], c, offsets, one, torch.ones(256), **common)[0]
+    # exp's argument: its error is |x| / scale units; tanh and its slope see less of it than the slope of -2|x| does.
+    z = x / scale
+    value, slope = z.tanh() * scale, 1 / z.clamp(max=200).cosh().square()
+    of_value = gpu_device.BLACKWELL_TANH_UNITS + gpu_device.TANH_ARGUMENT_UNITS
+    of_slope = oracle.TANH_SLOPE_UNITS + 2 * gpu_device.TANH_ARGUMENT_UNITS * z
+    assert close(squares, value.square(), 2 * of_value + 2)
+    assert close(slopes, 2 * value * slope, of_value + of_slope + 3, 2 * scale * oracle.TINY)
+
+
+def close(got, expected, units, tiny=oracle.TINY):
+    return ((got.double() - expected).abs() <= expected * units * oracle.U + tiny).all()
 
 
 # Values that nobody checked -----------------------------------------------------------------------------------------
