@@ -9,25 +9,26 @@ namespace {
 // The torch tensors behind the core's descriptions stay alive as long as the call.
 struct Call {
   Arguments arguments;
-  std::vector<MaybeTensor> held;
-  std::vector<TorchTensor> held_lists;
+  std::vector<TorchTensor> held;
 
-  Tensor hold(MaybeTensor tensor) {
+  Call() { held.reserve(32); }
+  Tensor hold(TorchTensor tensor) {
     held.push_back(std::move(tensor));
     return describe(held.back());
   }
-  Tensor next(Stack& in) { return hold(in.next<TorchTensor>()); }
-  Tensor next_optional(Stack& in) { return hold(in.next<MaybeTensor>()); }
-  std::vector<Tensor> hold_list(std::vector<TorchTensor> const& tensors) {
-    held_lists.insert(held_lists.end(), tensors.begin(), tensors.end());
-    return describe(tensors);
+  Tensor next(Stack& in) { return hold(in.next_tensor()); }
+  Tensor next_optional(Stack& in) { return hold(in.next_optional_tensor()); }
+  std::vector<Tensor> hold_list(std::vector<TorchTensor> tensors) {
+    std::vector<Tensor> result = describe(tensors);
+    held.insert(held.end(), std::make_move_iterator(tensors.begin()), std::make_move_iterator(tensors.end()));
+    return result;
   }
 };
 
 void read_inputs(Stack& in, Call& call) {
   Arguments& a = call.arguments;
   a.a = call.next(in);
-  if (a.operation != Operation::dact) a.b = call.hold_list(in.next<std::vector<TorchTensor>>());
+  if (a.operation != Operation::dact) a.b = call.hold_list(in.next_list());
   if (!is_forward(a.operation)) a.c = call.next(in);
   a.padded_offsets = call.next(in);
   switch (a.operation) {
@@ -46,14 +47,13 @@ void read_inputs(Stack& in, Call& call) {
       a.bias = call.next_optional(in);
   }
   a.sfa = call.next_optional(in);
-  auto const sfb = in.next<std::optional<std::vector<TorchTensor>>>();
-  if (sfb) a.sfb = call.hold_list(*sfb);
+  a.sfb = call.hold_list(in.next_optional_list());
   a.norm_const = call.next_optional(in);
   a.b_ptrs = call.next_optional(in);
   a.sfb_ptrs = call.next_optional(in);
   a.n = in.next<std::optional<int64_t>>();
   a.b_dtype = in.next_optional_dtype();
-  a.b_major = in.next<std::string>();
+  a.b_major = in.next_string();
 }
 
 void read_results(Stack& in, Arguments& a) {
@@ -76,7 +76,7 @@ void read_options(Stack& in, Call& call) {
   if (a.operation == Operation::dact) {
     a.generate_d = in.next<bool>();
     a.c_per_expert = in.next<bool>();
-    a.act_func = in.next<std::string>();
+    a.act_func = in.next_string();
     a.tanh_clamp_scale = in.next<std::optional<double>>();
     return read_glu_parameters(in, a);
   }
@@ -89,7 +89,7 @@ void read_options(Stack& in, Call& call) {
   a.use_dynamic_sched = in.next<bool>();
   switch (a.operation) {
     case Operation::dsrelu:
-      a.c_role = in.next<std::string>();
+      a.c_role = in.next_string();
       a.tanh_clamp_scale = in.next<std::optional<double>>();
       a.bias = call.next_optional(in);
       return;
@@ -99,11 +99,11 @@ void read_options(Stack& in, Call& call) {
     case Operation::mm:
       return;
     default:
-      a.act_func = in.next<std::string>();
+      a.act_func = in.next_string();
       read_glu_parameters(in, a);
       if (a.operation == Operation::dglu) {
-        a.clamp_grad = in.next<std::string>();
-        a.epilogue_op = in.next<std::optional<std::string>>();
+        a.clamp_grad = in.next_string();
+        a.epilogue_op = in.next_optional_string();
       }
       a.use_single_group_runtime_offsets = in.next<bool>();
   }
@@ -133,65 +133,75 @@ void run(Session& session, GroupedGemm const& problem) {
   engine.run(problem, session.launch(engine.workspace_bytes(problem, session.workers())));
 }
 
-// What the functional operators return; absent outputs are empty tensors.
+// What the functional operators return; absent outputs are empty tensors. What an operator does not return stays null.
 struct Results {
   TorchTensor c, d, d_col, dprob, dbias, amax, sfd_row, sfd_col;
 
-  Results(Arguments const& a, GroupedGemm& p)
-      : c(none(p, p.c_dtype)),
-        d(a.generate_d ? rows(p, p.d_columns(), row_rank(a), p.d_dtype) : none(p, p.d_dtype)),
-        d_col(none(p, p.d_dtype)),
-        dprob(none(p, DType::float32)),
-        dbias(none(p, DType::bfloat16)),
-        amax(none(p, DType::float32)),
-        sfd_row(none(p, scale_dtype(p))),
-        sfd_col(none(p, scale_dtype(p))) {
-    if (a.generate_d) p.d_row = d.data_ptr();
-    if (p.forward() && a.generate_c) {
-      c = rows(p, p.c_columns(), row_rank(a), p.c_dtype);
-      p.c = c.data_ptr();
+  // The rows of results follow the saved C of the backward operators, and A of the forward ones.
+  Results(Arguments const& a, GroupedGemm& p) : p_(p), rank_(p.forward() ? a.a.rank : a.c.rank) {
+    d = a.generate_d ? rows(p.d_columns(), p.d_dtype) : none(p.d_dtype);
+    if (a.generate_d) p.d_row = address_of(d);
+    if (p.forward()) {
+      saved(a.generate_c);
+    } else {
+      gradients(a.prob.rank, a.generate_dbias);
     }
-    if (p.quantised()) quantised(a, p);
-    if (!p.forward()) gradients(a, p);
-    if (p.has_amax()) {
-      std::vector<int64_t> shape = {p.experts, 1};
-      if (p.amax_width() == 2) shape = {p.experts, 2, 1};
-      amax = empty(shape, DType::float32, p.device);
-      torch::stable::fill_(amax, -std::numeric_limits<double>::infinity());
-      p.amax = static_cast<float*>(amax.data_ptr());
-    }
+    if (p.operation == Operation::dact) return;
+    quantised();
+    maxima();
   }
 
  private:
-  // The rows of results follow the saved C of the backward operators, and A of the forward ones.
-  static int row_rank(Arguments const& a) { return is_forward(a.operation) ? a.a.rank : a.c.rank; }
-  static TorchTensor none(GroupedGemm const& p, DType dtype) { return empty({0}, dtype, p.device); }
-  // Without scale factors in there are none out; the empty tensor still needs a dtype.
-  static DType scale_dtype(GroupedGemm const& p) { return p.block_scaled() ? p.scale_dtype : DType::float8_e8m0fnu; }
-  static TorchTensor rows(GroupedGemm const& p, int64_t columns, int rank, DType dtype) {
-    std::vector<int64_t> sizes = {p.m, columns};
-    if (rank == 3) sizes.push_back(1);
-    return empty(sizes, dtype, p.device);
+  GroupedGemm& p_;
+  int const rank_;
+
+  TorchTensor none(DType dtype) const { return empty({0}, dtype, p_.device); }
+  TorchTensor rows(int64_t columns, DType dtype) const {
+    int64_t const sizes[] = {p_.m, columns, 1};
+    return empty({sizes, rank_ == 3 ? 3u : 2u}, dtype, p_.device);
+  }
+  TorchTensor scales(int64_t rows, int64_t length) const {
+    return empty_scales(rows, ceil_div(length, kQuantBlock), 1, p_.scale_dtype, p_.device);
   }
 
-  void quantised(Arguments const& a, GroupedGemm& p) {
-    int64_t const columns = p.d_columns();
-    d_col = rows(p, columns, row_rank(a), p.d_dtype);
-    sfd_row = empty_scales(p.m, ceil_div(columns, kQuantBlock), 1, p.scale_dtype, p.device);
-    sfd_col = empty_scales(columns, ceil_div(p.m, kQuantBlock), 1, p.scale_dtype, p.device);
-    p.d_col = d_col.data_ptr();
-    p.sfd_row = static_cast<uint8_t*>(sfd_row.data_ptr());
-    p.sfd_col = static_cast<uint8_t*>(sfd_col.data_ptr());
+  void saved(bool generate_c) {
+    c = generate_c ? rows(p_.c_columns(), p_.c_dtype) : none(p_.c_dtype);
+    if (generate_c) p_.c = address_of(c);
   }
 
-  void gradients(Arguments const& a, GroupedGemm& p) {
-    dprob = a.prob.rank == 1 ? empty({p.m}, DType::float32, p.device) : rows(p, 1, 3, DType::float32);
-    p.dprob_is_new = true;
-    p.dprob = static_cast<float*>(dprob.data_ptr());
-    if (!a.generate_dbias) return;
-    dbias = empty({p.experts, p.d_columns(), 1}, DType::bfloat16, p.device);
-    torch::stable::zero_(dbias);
-    p.dbias = static_cast<uint16_t*>(dbias.data_ptr());
+  void gradients(int prob_rank, bool generate_dbias) {
+    dprob = prob_rank == 1 ? empty({p_.m}, DType::float32, p_.device) : empty({p_.m, 1, 1}, DType::float32, p_.device);
+    p_.dprob_is_new = true;
+    p_.dprob = static_cast<float*>(address_of(dprob));
+    dbias = generate_dbias ? empty({p_.experts, p_.d_columns(), 1}, DType::bfloat16, p_.device) : none(DType::bfloat16);
+    if (!generate_dbias) return;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_zero_(dbias.get()));
+    p_.dbias = static_cast<uint16_t*>(address_of(dbias));
+  }
+
+  void quantised() {
+    if (!p_.quantised()) {
+      // Without scale factors in there are none out; the empty tensor still needs a dtype.
+      DType const scale_dtype = p_.block_scaled() ? p_.scale_dtype : DType::float8_e8m0fnu;
+      d_col = none(p_.d_dtype), sfd_row = none(scale_dtype), sfd_col = none(scale_dtype);
+      return;
+    }
+    int64_t const columns = p_.d_columns();
+    d_col = rows(columns, p_.d_dtype), sfd_row = scales(p_.m, columns), sfd_col = scales(columns, p_.m);
+    p_.d_col = address_of(d_col);
+    p_.sfd_row = static_cast<uint8_t*>(address_of(sfd_row));
+    p_.sfd_col = static_cast<uint8_t*>(address_of(sfd_col));
+  }
+
+  void maxima() {
+    if (!p_.has_amax()) {
+      amax = none(DType::float32);
+      return;
+    }
+    int64_t const one[] = {p_.experts, 1}, two[] = {p_.experts, 2, 1};
+    amax = empty(p_.amax_width() == 1 ? View<int64_t>(one) : View<int64_t>(two), DType::float32, p_.device);
+    TORCH_ERROR_CODE_CHECK(aoti_torch_aten_fill__Scalar(amax.get(), -std::numeric_limits<double>::infinity()));
+    p_.amax = static_cast<float*>(address_of(amax));
   }
 };
 
@@ -210,14 +220,14 @@ void gemm(StableIValue* stack, uint64_t arguments, uint64_t) {
   if (auto error = validate(call.arguments, problem)) raise(*error);
   Session session(problem.device);
   session.check(problem);
-  Results const r(call.arguments, problem);
+  Results r(call.arguments, problem);
   run(session, problem);
   if (is_forward(kOperation)) {
-    in.give({r.c, r.d, r.d_col, r.amax, r.sfd_row, r.sfd_col});
+    in.give(r.c, r.d, r.d_col, r.amax, r.sfd_row, r.sfd_col);
   } else if (kOperation == Operation::dact) {
-    in.give({r.d, r.dprob, r.dbias});
+    in.give(r.d, r.dprob, r.dbias);
   } else {
-    in.give({r.d, r.d_col, r.dprob, r.dbias, r.amax, r.sfd_row, r.sfd_col});
+    in.give(r.d, r.d_col, r.dprob, r.dbias, r.amax, r.sfd_row, r.sfd_col);
   }
 }
 

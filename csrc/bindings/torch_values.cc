@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "../core/device_values.h"
@@ -41,10 +42,11 @@ std::vector<Code> const& codes() {
   return table;
 }
 
-std::vector<int64_t> contiguous_strides(std::vector<int64_t> const& sizes) {
-  std::vector<int64_t> strides(sizes.size(), 1);
-  for (size_t i = sizes.size(); i-- > 1;) strides[i - 1] = strides[i] * sizes[i];
-  return strides;
+Code const* entry_of(int32_t code) {
+  for (Code const& entry : codes()) {
+    if (entry.code == code) return &entry;
+  }
+  return nullptr;
 }
 
 // libtorch_cuda has this symbol; looked up by name, so that one library serves builds of torch without CUDA. Python
@@ -72,10 +74,8 @@ bool const registered = [] {
 }  // namespace
 
 DType dtype_of_code(int32_t code) {
-  for (Code const& entry : codes()) {
-    if (entry.code == code) return entry.dtype;
-  }
-  return DType::other;
+  Code const* const entry = entry_of(code);
+  return entry ? entry->dtype : DType::other;
 }
 
 int32_t code_of(DType dtype) {
@@ -85,31 +85,42 @@ int32_t code_of(DType dtype) {
   throw std::logic_error("a dtype that torch does not have");
 }
 
+void* address_of(TorchTensor const& tensor) {
+  void* address = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(tensor.get(), &address));
+  return address;
+}
+
 Tensor describe(TorchTensor const& tensor) {
   Tensor result;
-  int32_t code = 0, type = 0;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &code));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));
-  result.dtype = dtype_of_code(code);
-  for (Code const& entry : codes()) {
-    if (entry.code == code) result.dtype_name = entry.name;
-  }
+  if (!tensor) return result;
+  AtenTensorHandle const handle = tensor.get();
+  int32_t code = 0, type = 0, index = 0;
+  int64_t rank = 0, *sizes = nullptr, *strides = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(handle, &code));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(handle, &type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(handle, &index));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(handle, &rank));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(handle, &sizes));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(handle, &strides));
+  Code const* const entry = entry_of(code);
+  result.dtype = entry ? entry->dtype : DType::other;
+  if (entry && entry->dtype == DType::other) result.dtype_name = entry->name;
   result.device.type = type == aoti_torch_device_type_cpu()    ? Device::Type::cpu
                        : type == aoti_torch_device_type_cuda() ? Device::Type::cuda
                                                                : Device::Type::other;
-  result.device.index = result.device.type == Device::Type::cpu ? 0 : int(tensor.get_device_index());
-  result.rank = int(tensor.dim());
-  auto const sizes = tensor.sizes(), strides = tensor.strides();
-  for (int i = 0; i < result.rank && i < Tensor::kMaxRank; ++i) {
-    result.size[i] = sizes[i];
-    result.stride[i] = strides[i];
+  result.device.index = result.device.type == Device::Type::cpu ? 0 : index;
+  result.rank = int(rank);
+  std::copy_n(sizes, std::min(result.rank, Tensor::kMaxRank), result.size);
+  std::copy_n(strides, std::min(result.rank, Tensor::kMaxRank), result.stride);
+  result.data = address_of(tensor);
+  if (!result.data) {
+    int64_t count = 0;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_numel(handle, &count));
+    result.freed = count > 0;
   }
-  result.data = tensor.data_ptr();
-  result.freed = !result.data && tensor.numel() > 0;
   return result;
 }
-
-Tensor describe(MaybeTensor const& tensor) { return tensor ? describe(*tensor) : Tensor{}; }
 
 std::vector<Tensor> describe(std::vector<TorchTensor> const& tensors) {
   std::vector<Tensor> result;
@@ -123,8 +134,17 @@ void raise(Error error) {
   throw std::runtime_error(text);
 }
 
-TorchTensor empty_strided(std::vector<int64_t> const& sizes, std::vector<int64_t> const& strides, DType dtype,
-                          Device device) {
+std::string Stack::text_of(StringHandle handle) {  // torch::stable's own conversion leaks
+  size_t length = 0;
+  char const* data = nullptr;
+  TORCH_ERROR_CODE_CHECK(torch_string_length(handle, &length));
+  TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle, &data));
+  std::string text(data, length);
+  TORCH_ERROR_CODE_CHECK(torch_delete_string(handle));
+  return text;
+}
+
+TorchTensor empty_strided(View<int64_t> sizes, View<int64_t> strides, DType dtype, Device device) {
   AtenTensorHandle handle = nullptr;
   int32_t const type = device.type == Device::Type::cpu ? aoti_torch_device_type_cpu() : aoti_torch_device_type_cuda();
   TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(int64_t(sizes.size()), sizes.data(), strides.data(), code_of(dtype),
@@ -132,8 +152,10 @@ TorchTensor empty_strided(std::vector<int64_t> const& sizes, std::vector<int64_t
   return TorchTensor(handle);
 }
 
-TorchTensor empty(std::vector<int64_t> const& sizes, DType dtype, Device device) {
-  return empty_strided(sizes, contiguous_strides(sizes), dtype, device);
+TorchTensor empty(View<int64_t> sizes, DType dtype, Device device) {
+  int64_t strides[Tensor::kMaxRank], stride = 1;
+  for (size_t i = sizes.size(); i-- > 0; stride *= sizes[i]) strides[i] = stride;
+  return empty_strided(sizes, {strides, sizes.size()}, dtype, device);
 }
 
 TorchTensor empty_scales(int64_t rows, int64_t blocks, int64_t batch, DType dtype, Device device) {
@@ -163,7 +185,7 @@ Launch& Session::launch(int64_t workspace_bytes) {
   constexpr int64_t kAlignment = 256;
   if (workspace_bytes > 0) {
     workspace_ = empty({workspace_bytes + kAlignment}, DType::uint8, device_);
-    auto const address = reinterpret_cast<uintptr_t>(workspace_->data_ptr());
+    auto const address = reinterpret_cast<uintptr_t>(address_of(workspace_));
     launch_.workspace = reinterpret_cast<void*>((address + kAlignment - 1) / kAlignment * kAlignment);
   }
   return launch_;

@@ -43,7 +43,7 @@ struct Tensor {
 
   void* data = nullptr;
   DType dtype = DType::none;
-  std::string dtype_name;  // as the caller's framework says it, for messages
+  std::string dtype_name;  // as the caller's framework says it, for messages; empty: name_of(dtype)
   Device device;
   bool freed = false;  // a tensor of the framework whose storage has no memory any more
   int rank = 0;
