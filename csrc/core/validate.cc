@@ -39,13 +39,11 @@ void Validator::required_tensors() {
 }
 
 void Validator::formats() {
-  std::vector<DType> operands;
   for (SupportRow const& candidate : support_rows()) {
-    if (candidate.operation != in.operation) continue;
-    operands.insert(operands.end(), candidate.operands.begin(), candidate.operands.end());
-    if (contains(candidate.operands, in.a.dtype)) row = &candidate;
+    if (candidate.operation == in.operation && contains(candidate.operands, in.a.dtype)) row = &candidate;
   }
-  check(a_name(), in.a).dtype(operands);
+  TensorCheck const a = check(a_name(), in.a);
+  if (!row) a.dtype(supported_operands());
   out.operands = operand_format(in.a.dtype);
   if (has_weights()) {
     bool const same = b_dtype == in.a.dtype || (is_fp4(b_dtype) && is_fp4(in.a.dtype));
@@ -62,6 +60,15 @@ void Validator::formats() {
     row->scales.empty() ? forbid_scales() : scale_formats();
   }
   output_formats();
+}
+
+std::vector<DType> Validator::supported_operands() const {
+  std::vector<DType> operands;
+  for (SupportRow const& candidate : support_rows()) {
+    if (candidate.operation != in.operation) continue;
+    operands.insert(operands.end(), candidate.operands.begin(), candidate.operands.end());
+  }
+  return operands;
 }
 
 void Validator::output_formats() {
@@ -140,7 +147,7 @@ void Validator::whole_rows(char const* name, int64_t columns, char const* symbol
 }
 
 void Validator::input_tensors() {
-  std::string const columns = !has_weights() ? "M, N" : is_fp4(in.a.dtype) ? "M, K/2" : "M, K";
+  char const* const columns = !has_weights() ? "M, N" : is_fp4(in.a.dtype) ? "M, K/2" : "M, K";
   check(a_name(), in.a).matrix(out.m, in.a.size[1], columns);
   if (!out.forward()) {
     std::string const symbols = std::string(in.c_per_expert ? "L, " : "M, ") + c_symbol();

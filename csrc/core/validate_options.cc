@@ -35,7 +35,7 @@ void Validator::activation() {
       act = "dsrelu";
       break;
     default: {
-      std::vector<std::string> const known = activation_names(in.operation);
+      std::vector<std::string> const& known = activation_names(in.operation);
       if (!contains(known, act)) fail("act_func", text_of(known), '"' + act + '"');
       if (out.forward()) act = "d" + act;
       if (!contains(row->activations, in.act_func)) {
@@ -122,13 +122,13 @@ void Validator::scheduling() {
   if (!known) {
     fail("mma_tiler_mn", tile_n.size() == 2 ? "(128 or 256, 128 or 256)" : "(128 or 256, 256)", text_of(tile));
   }
-  Shape const cluster = in.cluster_shape_mn.value_or(Shape{tile[0] == 256 ? 2 : 1, 1});
+  int64_t const ctas = tile[0] == 256 ? 2 : 1, usual[] = {ctas, 1};
+  Shape const cluster = in.cluster_shape_mn ? Shape(*in.cluster_shape_mn) : usual;
   auto power = [](int64_t v) { return v == 1 || v == 2 || v == 4; };
   if (cluster.size() != 2 || !power(cluster[0]) || !power(cluster[1])) {
     fail("cluster_shape_mn", "two powers of two from 1 to 4", text_of(cluster));
   }
   // A 256-row tile is two CTAs, and no cluster may cover more rows than an expert's padding.
-  int64_t const ctas = tile[0] == 256 ? 2 : 1;
   if (cluster[0] % ctas || (cluster[0] / ctas) * tile[0] > kRowAlignment) {
     fail("cluster_shape_mn", tile[0] == 256 ? "a first number of 2 with TILE_M = 256" : "a first number of 1 or 2",
          text_of(cluster));

@@ -116,8 +116,8 @@ void Validator::overlaps() const {
         NamedTensor{"sfb_ptrs", in.sfb_ptrs}}) {
     tensors.push_back(input);
   }
-  for (size_t i = 0; i < in.b.size(); ++i) tensors.push_back({list_name("b", i), in.b[i]});
-  for (size_t i = 0; i < in.sfb.size(); ++i) tensors.push_back({list_name("sfb", i), in.sfb[i]});
+  for (size_t i = 0; i < in.b.size(); ++i) tensors.push_back({"b", in.b[i], list_index(i)});
+  for (size_t i = 0; i < in.sfb.size(); ++i) tensors.push_back({"sfb", in.sfb[i], list_index(i)});
   check_overlaps(tensors, outputs);
 }
 

@@ -10,7 +10,7 @@ WeightGradient::Operand operand(char const* name, TensorCheck const& check, Tens
                                 int64_t tokens) {
   int const row_axis = transposed ? 1 : 0, token_axis = 1 - row_axis;
   int64_t const rows = t.size[row_axis], visible = t.size[token_axis];
-  Shape by_tokens(2), by_rows(2);
+  int64_t by_tokens[2], by_rows[2];
   by_tokens[row_axis] = visible, by_tokens[token_axis] = 1;
   by_rows[row_axis] = 1, by_rows[token_axis] = rows;
   bool const contiguous = check.has_strides(by_tokens);
@@ -44,8 +44,8 @@ void check_formats(WeightGradientArguments const& in, WeightGradient& out) {
   if (!in.sfa.present()) fail("sfa", "the scale factors of a", "None");
   if (!in.sfb.present()) fail("sfb", "the scale factors of b", "None");
   bool const fp4 = out.operands == OperandFormat::e2m1;
-  check("sfa", in.sfa)
-      .dtype(fp4 ? std::vector<D>{D::float8_e8m0fnu, D::float8_e4m3fn} : std::vector<D>{D::float8_e8m0fnu});
+  D const scales[] = {D::float8_e8m0fnu, D::float8_e4m3fn};  // the second with FP4 alone
+  check("sfa", in.sfa).dtype({scales, fp4 ? 2u : 1u});
   check("sfb", in.sfb).dtype({in.sfa.dtype});
   bool const fits = in.sf_vec_size == 32 ? in.sfa.dtype == D::float8_e8m0fnu : fp4 && in.sf_vec_size == 16;
   if (!fits) {
@@ -57,7 +57,7 @@ void check_formats(WeightGradientArguments const& in, WeightGradient& out) {
 
 void check_memory(WeightGradientArguments const& in) {
   std::vector<NamedTensor> tensors;
-  for (size_t g = 0; g < in.out.size(); ++g) tensors.push_back({"out[" + std::to_string(g) + "]", in.out[g]});
+  for (size_t g = 0; g < in.out.size(); ++g) tensors.push_back({"out", in.out[g], int(g)});
   for (NamedTensor const& input :
        {NamedTensor{"a", in.a}, NamedTensor{"b", in.b}, NamedTensor{"sfa", in.sfa}, NamedTensor{"sfb", in.sfb},
         NamedTensor{"padded_offsets", in.padded_offsets}, NamedTensor{"global_scale_a", in.global_scale_a},
@@ -108,7 +108,7 @@ void run(WeightGradientArguments const& in, WeightGradient& out) {
   }
   out.global_scale_a = in.global_scale_a.as<float>();
   out.global_scale_b = in.global_scale_b.as<float>();
-  std::vector<DType> const plain = {DType::bfloat16, DType::float16, DType::float32};
+  DType const plain[] = {DType::bfloat16, DType::float16, DType::float32};
   out.accumulate = in.accumulate;
   if (!in.has_outputs) {
     out.out_dtype = in.d_dtype == DType::none ? DType::bfloat16 : in.d_dtype;
@@ -121,8 +121,8 @@ void run(WeightGradientArguments const& in, WeightGradient& out) {
     }
     for (size_t g = 0; g < in.out.size(); ++g) {
       Tensor const& t = in.out[g];
-      check("out[" + std::to_string(g) + "]", t)
-          .dtype(g ? std::vector<DType>{in.out[0].dtype} : plain)
+      check(item_name("out", int(g)), t)
+          .dtype(g ? View<DType>(&in.out[0].dtype, 1) : plain)
           .shape({out.a.rows, out.b.rows}, "(m, n)")
           .contiguous()
           .aligned(bytes_of(t.dtype));

@@ -59,13 +59,11 @@ void Validator::scale_formats() {
   if (in.sf_vec_size != 16 && in.sf_vec_size != 32) {
     fail("sf_vec_size", "16 or 32", std::to_string(in.sf_vec_size));
   }
-  std::vector<std::string> allowed;
+  std::string text;
   for (auto const& [dtype, size] : row->scales) {
     if (dtype == in.sfa.dtype && size == in.sf_vec_size) return;
-    allowed.push_back(std::to_string(size) + " with " + text_of(dtype));
+    text += (text.empty() ? "" : " or ") + std::to_string(size) + " with " + text_of(dtype);
   }
-  std::string text;
-  for (std::string const& entry : allowed) text += (text.empty() ? "" : " or ") + entry;
   fail("sf_vec_size", text + " scale factors", std::to_string(in.sf_vec_size) + " with " + text_of(in.sfa.dtype),
        is_fp8(in.a.dtype) ? "FP8 operands need sf_vec_size=32; the default is 16" : "");
 }
@@ -113,7 +111,7 @@ void Validator::weights() {
 }
 
 // Which of the two layouts a weight has; K-major where both fit.
-bool Validator::n_major(TensorCheck const& b, Shape const& k_major, Shape const& n_major) const {
+bool Validator::n_major(TensorCheck const& b, Shape k_major, Shape n_major) const {
   bool const k_fits = b.has_strides(k_major), n_fits = !k_major_only() && b.has_strides(n_major);
   if (in.b_major == "n" && !n_fits && k_fits) {
     fail("b_major", "\"k\", the layout of b's strides", "\"n\"", "b_major belongs to b_ptrs");

@@ -9,9 +9,7 @@
 
 namespace cudnn_grouped {
 
-inline bool contains(std::vector<DType> const& list, DType dtype) {
-  return std::find(list.begin(), list.end(), dtype) != list.end();
-}
+inline bool contains(View<DType> list, DType dtype) { return std::find(list.begin(), list.end(), dtype) != list.end(); }
 inline bool contains(std::vector<std::string> const& list, std::string const& value) {
   return std::find(list.begin(), list.end(), value) != list.end();
 }
@@ -30,9 +28,8 @@ class Validator {
   enum class Weights { none, dense, list, pointers } mode = Weights::none;
 
   TensorCheck check(std::string name, Tensor const& tensor) const { return {std::move(name), tensor, in.a.device}; }
-  std::string list_name(char const* name, size_t i) const {
-    return mode == Weights::list ? std::string(name) + "[" + std::to_string(i) + "]" : name;
-  }
+  int list_index(size_t i) const { return mode == Weights::list ? int(i) : -1; }
+  std::string list_name(char const* name, size_t i) const { return item_name(name, list_index(i)); }
   bool scales_of_b() const { return mode == Weights::pointers ? in.sfb_ptrs.present() : !in.sfb.empty(); }
   char const* sfb_name() const { return mode == Weights::pointers ? "sfb_ptrs" : "sfb"; }
   bool k_major_only() const { return is_fp4(b_dtype) || dequantised; }
@@ -45,6 +42,7 @@ class Validator {
   // validate.cc
   void required_tensors();
   void formats();
+  std::vector<DType> supported_operands() const;
   void output_formats();
   void sizes();
   void whole_rows(char const* name, int64_t columns, char const* symbol, int64_t pair_bytes) const;
@@ -66,7 +64,7 @@ class Validator {
   void forbid_scales();
   void scale_formats();
   void weights();
-  bool n_major(TensorCheck const& b, Shape const& k_major, Shape const& n_major) const;
+  bool n_major(TensorCheck const& b, Shape k_major, Shape n_major) const;
   void pointer_table(char const* name, Tensor const& t) const;
   void scale_factors();
   void pointer_values();
