@@ -33,12 +33,15 @@ def meta_mixture(tensors):
     """
     first = None
     for argument, value in tensors.items():
+        if value is None:
+            continue
         listed = isinstance(value, (list, tuple))
-        for index, tensor in enumerate(value if listed else [value]):
+        for index, tensor in enumerate(value if listed else (value,)):
             if not isinstance(tensor, torch.Tensor):
                 continue
-            first = tensor if first is None else first
-            if (tensor.device.type == "meta") != (first.device.type == "meta"):
+            if first is None:
+                first = tensor
+            if tensor.is_meta != first.is_meta:
                 name = f"{argument}[{index}]" if listed else argument
                 return name, f"expected a tensor on {first.device}, got {tensor.device}"
     return None

@@ -18,9 +18,9 @@ _CONSTANTS = {"acc_dtype": (torch.float32, None), "cd_major": ("n",), "m_aligned
 
 
 def _is_int(value):
-    if isinstance(value, torch.SymInt):
-        return True
-    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
+    if isinstance(value, int):
+        return not isinstance(value, bool) and -(2**63) <= value < 2**63
+    return isinstance(value, torch.SymInt)
 
 
 def _is_number(value):
@@ -38,6 +38,8 @@ _TYPES = {
     "a torch.dtype": lambda value: isinstance(value, torch.dtype),
     "a pair of ints": lambda value: isinstance(value, (tuple, list)) and len(value) == 2 and all(map(_is_int, value)),
 }
+# A value of exactly this type is one: most options are settled by it.
+_EXACT = {"a number": float, "a bool": bool, "a str": str, "a torch.dtype": torch.dtype}
 OPTION_TYPES = {
     **dict.fromkeys(("sf_vec_size", "n", "num_experts"), "an int"),
     **dict.fromkeys(("linear_offset", "geglu_alpha", "glu_clamp_max", "glu_clamp_min", "situ_beta1"), "a number"),
@@ -75,6 +77,8 @@ def check_constants(constants):
     """ValueError unless each parameter that has one legal value has it."""
     for name, value in constants.items():
         legal = _CONSTANTS[name]
+        if value is legal[0]:
+            continue
         if not any(value is one or (type(value) is type(one) and value == one) for one in legal):
             raise ValueError(f"{name}: expected {legal[0]!r}, got {value!r}")
 
@@ -83,6 +87,8 @@ def check_options(options):
     """ValueError unless each option has the Python type of its parameter."""
     for name, value in options.items():
         expected = OPTION_TYPES[name]
+        if type(value) is _EXACT.get(expected):
+            continue
         if not (value is None and name in _OPTIONAL) and not _TYPES[expected](value):
             either = "None or " if name in _OPTIONAL else ""
             raise ValueError(f"{name}: expected {either}{expected}, got {value!r}")
@@ -94,14 +100,16 @@ def check_tensors(tensors, required, name_of):
         if tensors[argument] is None:
             raise ValueError(f"{name_of(argument)}: expected a tensor (required), got None")
     for argument, value in tensors.items():
+        if value is None:
+            continue
         listed = argument in ("b", "sfb") and isinstance(value, (list, tuple))
-        for index, one in enumerate(value if listed else [value]):
+        for index, one in enumerate(value if listed else (value,)):
+            if isinstance(one, torch.Tensor) and one.layout is torch.strided:
+                continue
             name = f"{name_of(argument)}[{index}]" if listed else name_of(argument)
             if not isinstance(one, torch.Tensor):
-                if listed or one is not None:
-                    raise ValueError(f"{name}: expected a torch.Tensor, got {type(one).__name__}")
-            elif one.layout is not torch.strided:
-                raise ValueError(f"{name}: expected a strided tensor, got {one.layout}")
+                raise ValueError(f"{name}: expected a torch.Tensor, got {type(one).__name__}")
+            raise ValueError(f"{name}: expected a strided tensor, got {one.layout}")
 
 
 def check_weights(dense, discrete, name_of):
@@ -132,8 +140,8 @@ def check_call(tensors, required, options, constants):
     check_constants(constants)
     check_options(options)
     check_tensors(tensors, required, call_name)
-    discrete = {name: (tensors | options)[name] for name in ("b_ptrs", "sfb_ptrs", "n", "b_dtype")}
-    check_weights(tensors, discrete, call_name)
+    discrete = {name: tensors[name] for name in ("b_ptrs", "sfb_ptrs")}
+    check_weights(tensors, {**discrete, "n": options["n"], "b_dtype": options["b_dtype"]}, call_name)
 
 
 def as_list(value):

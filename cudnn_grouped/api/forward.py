@@ -1,5 +1,7 @@
 """What the wrappers and classes of the forward operators share: the layout of bias, the call, the life cycle."""
 
+import itertools
+
 import torch
 
 from ..errors import translated_errors
@@ -21,7 +23,7 @@ def run_forward(operator, tensors, options, current_stream, run=_call, given=())
     with launch_stream(current_stream, tensors["a"].device) as record, translated_errors(call_name):
         outputs = run(operator, tensors, options)
         result = {n: x if x.dim() > 1 else None for n, x in zip(OUTPUTS, outputs, strict=True)}  # (0,): absent
-        record([*_flat(tensors), *given], _flat(result))
+        record(itertools.chain(_flat(tensors), given), _flat(result))
     return result
 
 

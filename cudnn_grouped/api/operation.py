@@ -24,6 +24,13 @@ from .arguments import (
 from .stream import launch_stream
 from .tuple_dict import TupleDict
 
+# What the operators do when they are not told: torch takes its time over each argument that a call spells out.
+_DEFAULTS = {
+    name: {a.name: a.default_value for a in getattr(torch.ops.cudnn_grouped, name).default._schema.arguments}
+    for form in ("{}", "{}_out")
+    for name in map(form.format, ("dsrelu", "dglu", "srelu", "glu", "mm"))
+}
+
 OUTPUTS = ("d_row", "d_col", "dprob", "dbias", "amax", "sfd_row", "sfd_col")
 
 
@@ -75,12 +82,22 @@ def _accumulate(dprob, new, end):
 def _call(operator, tensors, options):
     if mixture := meta_mixture(tensors):
         raise_verdict(("value", *mixture), call_name)
-    arguments = {**tensors, "b": as_list(tensors["b"]), "sfb": as_list(tensors["sfb"]), **options}
+    arguments = {name: value for name, value in tensors.items() if value is not None}
+    arguments["b"] = as_list(tensors["b"])
+    if tensors["sfb"] is not None:
+        arguments["sfb"] = as_list(tensors["sfb"])
+    defaults = _DEFAULTS[operator]
+    for name, value in options.items():
+        default = defaults[name]
+        if type(value) is not type(default) or value != default:
+            arguments[name] = value
     return getattr(torch.ops.cudnn_grouped, operator).default(**arguments)
 
 
 def _flat(tensors):
-    return [one for value in tensors.values() if value is not None for one in as_list(value)]
+    for value in tensors.values():
+        if value is not None:
+            yield from as_list(value)
 
 
 def _check_dprob(operator, tensors, options, dprob):
