@@ -213,20 +213,22 @@ _LIBRARY = torch.library.Library("cudnn_grouped", "IMPL")
 def _count_writes(name):
     """Make autograd see what an operator writes into, as torch does for its own in-place operators."""
     operator = getattr(torch.ops.cudnn_grouped, name).default
-    written = [a.name for a in operator._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    names = [argument.name for argument in operator._schema.arguments]
+    arguments = operator._schema.arguments
+    written = [(i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write]
 
     def run(keyset, *args, **kwargs):
-        given = {**dict(zip(names, args)), **kwargs}
-        outputs = [(name, given[name]) for name in written if given.get(name) is not None]
-        outputs = [(name, one) for name, value in outputs for one in (value if isinstance(value, list) else [value])]
-        for argument, tensor in outputs:
-            if tensor.requires_grad and torch.is_grad_enabled():
-                raise RuntimeError(f"{argument}: expected a tensor that needs no gradient, got one that requires grad")
+        graded, outputs = torch.is_grad_enabled(), []
+        for position, name in written:
+            value = kwargs.get(name) if position >= len(args) else args[position]
+            if value is None:
+                continue
+            for one in value if isinstance(value, list) else (value,):
+                if graded and one.requires_grad:
+                    raise RuntimeError(f"{name}: expected a tensor that needs no gradient, got one that requires grad")
+                outputs.append(one)
         with torch._C._AutoDispatchBelowADInplaceOrView():
             operator.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, *args, **kwargs)
-        for _, tensor in outputs:
-            torch.autograd.graph.increment_version(tensor)
+        torch.autograd.graph.increment_version(outputs)
 
     _LIBRARY.impl(name, run, "ADInplaceOrView", with_keyset=True)
 
