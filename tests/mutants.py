@@ -123,8 +123,8 @@ MUTANTS = [
     Mutant(
         "situ betas exchanged",
         "csrc/core/activation.h",
-        "gate = beta1 * tg.value * s, up = beta2 * tu.value",
-        "gate = beta2 * tg.value * s, up = beta1 * tu.value",
+        "g = bounded_tanh(x[0], beta1), u = bounded_tanh(x[1], beta2)",
+        "g = bounded_tanh(x[0], beta2), u = bounded_tanh(x[1], beta1)",
         GLU,
     ),
     # Quantiser and layout.
