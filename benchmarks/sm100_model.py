@@ -104,7 +104,6 @@ RULES = {
     "Role::preactivation>": "",
     "next_answer()": "",  # dynamic scheduling
     "discrete_column_base(": "",
-    "first = experts.start(expert)": "",
     "ptx::store_2d(&p.d_col": "quantised",
     "max_magnitude_of(d": "quantised amax",
     "sum_columns(": "dbias",

@@ -45,4 +45,4 @@ def pytest_runtest_setup(item):
 def operators_on_device(monkeypatch):
     """The cases' operators run on the device of the GPU tests, with its bounds in the oracle."""
     gpu_device.patch_operators(monkeypatch)
-    gpu_device.patch_bounds(monkeypatch, blackwell=gpu_device.is_blackwell())
+    gpu_device.patch_bounds(monkeypatch)

@@ -148,26 +148,23 @@ def patch_operators(monkeypatch, device=DEVICE) -> None:
 # K (p + 2) / p 2 U, at most 3 U a term. Sums of exact cases fit 24 bits of the largest exponent: nothing is lost there.
 TENSOR_CORE_UNITS = 3
 # exp(x) = ex2.approx(x log2(e)), good to 2^-22 = 4 U; the product and the constant are a rounding of the argument each.
-# rcp.approx is good to 1 ulp = 2 U (PTX ISA, ex2 and rcp). So the logistic function is exp, a sum and rcp; and a quotient
-# is a product with rcp, 3 U: one more in the argument of tanh than the oracle's 2, and 2 more in tanh and its slope.
+# rcp.approx is good to 1 ulp = 2 U (PTX ISA, ex2 and rcp). So the logistic function is exp, a sum and rcp.
 LOGISTIC_UNITS = oracle.EXP_UNITS + 1 + 2
-LOGISTIC_ARGUMENT_UNITS, TANH_ARGUMENT_UNITS = 2, 2 + 3
-QUOTIENT_UNITS = 2
-# csrc/sm100/pair.h. |tanh| = r - 1 with r = 2 / (1 + e) is worst where it takes over from the polynomial, at tanh = 0.4:
-# r = 1.4, e = 0.43. rcp errs by 2 U of r, 2.8 U. exp errs by 4 U, its product by 1, and 12 U are missing on purpose; of
-# 17 U of e come r^2 e / 2 = 0.42, 7.1 U. A rounding of (1 + e) / 2 gives 1 U. Of 0.4 these are 28 U, and the last one 1.
-BLACKWELL_TANH_UNITS = 29
+LOGISTIC_ARGUMENT_UNITS = 2
+# core/elementary.h, bounded_tanh_of. |tanh| = r - 1 with r = 2 / (1 + e) is worst where it takes over from the polynomial,
+# at tanh = 0.4: r = 1.4, e = 0.43. rcp errs by 2 U of r, 2.8 U. exp errs by 4 U, its product by 1, and 12 U are missing on
+# purpose; of 17 U of e come r^2 e / 2 = 0.42, 7.1 U. A rounding of (1 + e) / 2 gives 1 U. Of 0.4 these are 28 U, and the
+# last one 1. The slope e r^2 errs by 17 U of e, by 4 + 1 U of r^2, and by two products.
+TANH_UNITS, TANH_SLOPE_UNITS = 29, 24
+# The argument: a factor of three roundings, then the product.
+TANH_ARGUMENT_UNITS = 4
 
 
 def device_gamma(n: int, u: float) -> float:
     return gamma(TENSOR_CORE_UNITS * n, u)
 
 
-def is_blackwell() -> bool:
-    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 10
-
-
-def patch_bounds(monkeypatch, blackwell: bool) -> None:
+def patch_bounds(monkeypatch) -> None:
     """The oracle's bounds for the device's arithmetic in place of the CPU's."""
     import oracle_forward
 
@@ -185,17 +182,15 @@ def patch_bounds(monkeypatch, blackwell: bool) -> None:
         monkeypatch.setattr(module, "gemm", device_gemm)
     monkeypatch.setattr(oracle.Arithmetic, "function", device_function)
     monkeypatch.setattr(oracle, "LOGISTIC_UNITS", LOGISTIC_UNITS)
-    for name in ("TANH_UNITS", "TANH_SLOPE_UNITS"):
-        monkeypatch.setattr(oracle, name, getattr(oracle, name) + QUOTIENT_UNITS)
-    if blackwell:
-        monkeypatch.setattr(oracle, "TANH_UNITS", BLACKWELL_TANH_UNITS)
+    monkeypatch.setattr(oracle, "TANH_UNITS", TANH_UNITS)
+    monkeypatch.setattr(oracle, "TANH_SLOPE_UNITS", TANH_SLOPE_UNITS)
 
 
 def patch_reference_bounds(monkeypatch, *modules) -> None:
-    """The same in the references of autograd and of GroupedMLP. UNITS counts a slope of tanh twice."""
+    """The same in the references of autograd and of GroupedMLP, whose UNITS are two tanhs' or slopes'."""
     import activation_reference
 
-    units = activation_reference.UNITS + 2 * (QUOTIENT_UNITS + TANH_ARGUMENT_UNITS)
+    units = 2 * (max(TANH_UNITS, TANH_SLOPE_UNITS) + TANH_ARGUMENT_UNITS)
     for module in (activation_reference, *modules):
         if hasattr(module, "UNITS"):
             monkeypatch.setattr(module, "UNITS", units)

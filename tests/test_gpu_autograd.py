@@ -57,7 +57,7 @@ def on_device(monkeypatch):
     monkeypatch.setattr(autograd_reference, "run", device_run)
     monkeypatch.setattr(test_nn_numerics, "run", device_of_module)
     monkeypatch.setattr(test_nn, "inputs", device_inputs)
-    gpu_device.patch_bounds(monkeypatch, blackwell=gpu_device.is_blackwell())
+    gpu_device.patch_bounds(monkeypatch)
     gpu_device.patch_reference_bounds(monkeypatch, autograd_reference, mlp_reference)
 
 

@@ -34,7 +34,7 @@ struct Identity {
 template <bool kClamped>
 struct SquaredReLU {
   static constexpr int kWidth = 1;
-  float clamp;              // s
+  Bound clamp;              // s
   bool c_is_preactivation;  // c_role
 
   template <class V>
@@ -114,11 +114,11 @@ struct GeGLU {
 // dglu.txt, "For dSiTU-GLU": T_g = b1 tanh(g/b1) sigmoid(g), T_u = b2 tanh(u/b2).
 struct SiTUGLU {
   static constexpr int kWidth = 2;
-  float beta1, beta2;
+  Bound beta1, beta2;
 
   template <class V>
   CG_HD V forward(V const (&x)[2]) const {
-    return bounded_tanh(x[1], beta2).value * logistic(x[0]) * bounded_tanh(x[0], beta1).value;
+    return bounded_tanh(x[0], beta1).value * logistic(x[0]) * bounded_tanh(x[1], beta2).value;
   }
   template <class V, class X>
   CG_HD Gradient<V, 2> backward(V r, X const (&x)[2], V prob) const {

@@ -58,15 +58,6 @@ CG_HD float exponential(float x) {
 #endif
 CG_HD float exponential_of_negative(float x) { return exponential(-x); }
 
-// a / b; for a b that many share, the device takes its reciprocal once.
-CG_HD float quotient(float a, float b) {
-#if defined(__CUDA_ARCH__)
-  return a * reciprocal(b);
-#else
-  return a / b;
-#endif
-}
-
 // The smaller, the larger of two; a NaN of x stays one.
 CG_HD float at_most(float x, float bound) {
 #if defined(__CUDA_ARCH__)
@@ -112,35 +103,55 @@ template <class V>
 struct Tanh {
   V value, derivative;
 };
-// tanh and its derivative 1 - tanh^2, both to relative accuracy: with e = exp(-2|x|),
-// tanh = (1 - e) / (1 + e) and the derivative is 4 e / (1 + e)^2. 1 - e is formed without cancellation.
-CG_HD Tanh<float> tanh_with_derivative(float x) {
-  float const twice = 2.f * magnitude(x);
+
+// Of a tanh's values.
+struct Bound {
+  float value = 1.f, exponent = 2 * kLog2e;  // exponent: 2 log2(e) / value
+
+  Bound() = default;
+  CG_HD Bound(float value) : value(value), exponent(2 * kLog2e / value) {}
+};
+
+// bound * tanh(x / bound), which stays within the bound, and its derivative d.
+#if defined(__CUDACC__)
+// Of two magnitudes the smaller with a's sign; b is positive. NaN stays.
+__device__ __forceinline__ float smaller_signed_as_first(float a, float b) {
+  float r;
+  asm("min.NaN.xorsign.abs.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
+__device__ __forceinline__ float power_of_magnitude(float x) { return exponential_base_2(-fabsf(x)); }
+
+// With z = x / bound, e = exp(-2|z|) and r = 2 / (1 + e):
+//   |tanh z| = r - 1, to a few 2^-24 of one     d = e r^2     tanh z = z Q(d), Q a polynomial
+// Q is good to 2^-22 where |tanh z| is below 0.4, and too large elsewhere: the smaller of the two is taken. e is made a
+// little smaller, so that r - 1 is not the smaller one where it has lost its digits.
+// exponent: 2 log2(e) z; x is the product of value and factor.
+template <class V>
+__device__ __forceinline__ Tanh<V> bounded_tanh_of(V exponent, V value, float factor, float bound) {
+  constexpr float kLess = 1 - 12 / 16777216.f;
+  constexpr float kQ[] = {0.5208096f, 0.68317455f, -0.26215205f, 0.05816813f};
+  V const e = power_of_magnitude(exponent) * V(kLess), r = reciprocal(V(0.5f) * e + V(0.5f)), d = e * r * r;
+  V const large = r * V(bound) + V(-bound);
+  V q = kQ[3] * factor;
+#pragma unroll
+  for (int i = 2; i >= 0; --i) q = q * d + V(kQ[i] * factor);
+  return {smaller_signed_as_first(value * q, large), d};
+}
+#endif
+CG_HD Tanh<float> bounded_tanh(float x, Bound const& bound) {
 #if defined(__CUDA_ARCH__)
-  float const e = exponential(-twice);
-  // Below 1/2 the Taylor series of 1 - exp(-t), to t^8.
-  float s = -1.f / 40320;
-  s = s * twice + 1.f / 5040;
-  s = s * twice - 1.f / 720;
-  s = s * twice + 1.f / 120;
-  s = s * twice - 1.f / 24;
-  s = s * twice + 1.f / 6;
-  s = s * twice - 0.5f;
-  float const one_minus_e = twice < 0.5f ? twice + twice * twice * s : 1.f - e;
+  return bounded_tanh_of(x * bound.exponent, x, 1.f, bound.value);
 #else
+  // With e = exp(-2|z|), tanh = (1 - e) / (1 + e) and d = 4 e / (1 + e)^2; 1 - e is formed without cancellation.
+  float const z = x / bound.value, twice = 2.f * magnitude(z);
   bool const saturated = twice > 87.f;
   ExpParts const parts = exp_parts(saturated ? -87.f : -twice);
   float const e = saturated ? 0.f : parts.power + parts.power * parts.fraction;
   float const one_minus_e = saturated ? 1.f : (1.f - parts.power) - parts.power * parts.fraction;
-#endif
   float const r = reciprocal(1.f + e);
-  return {signed_as(one_minus_e * r, x), 4.f * e * r * r};
-}
-
-// bound * tanh(x / bound), which stays within the bound, and its derivative.
-CG_HD Tanh<float> bounded_tanh(float x, float bound) {
-  Tanh<float> const t = tanh_with_derivative(quotient(x, bound));
-  return {bound * t.value, t.derivative};
+  return {bound.value * signed_as(one_minus_e * r, z), 4.f * e * r * r};
+#endif
 }
 
 }  // namespace cudnn_grouped

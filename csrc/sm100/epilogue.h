@@ -244,7 +244,7 @@ struct Epilogue {
           row(tile.m + warp % 4 * kWarpRows + lane),
           scalars(p, tile.expert, row),
           norm(kQuantised && p.norm_const ? __ldg(p.norm_const) : 1.f),
-          places(p.experts, p.sfd_row, p.sfd_col, p.discrete_col_sfd, tile.expert, d_columns(p), row - lane, row) {}
+          places(p.experts, p.discrete_col_sfd, tile.expert, d_columns(p), row - lane, row) {}
   };
 
   static __device__ __forceinline__ int c_columns(Params const& p) { return kForward ? p.n : p.n * kWidth; }

@@ -58,42 +58,25 @@ struct Scaled {
 
   __device__ __forceinline__ operator Pair() const { return value * Pair(factor); }
 };
-// The smaller of two magnitudes with a's sign; b is positive. NaN stays.
-CG_DEVICE float smaller_signed_as_first(float a, float b) {
-  float r;
-  asm("min.NaN.xorsign.abs.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
-  return r;
-}
-CG_DEVICE Pair times(Pair x, float k) { return x * Pair(k); }
 // The factor stays finite: zero times it is zero.
 CG_DEVICE Pair times(Scaled x, float k) {
-  return x.value * Pair(smaller_signed_as_first(x.factor * k, 3.4028234664e38f));
+  return x.value * Pair(cudnn_grouped::smaller_signed_as_first(x.factor * k, 3.4028234664e38f));
 }
 
-template <class X>
-CG_DEVICE Pair exponential_of_negative(X x) {
+CG_DEVICE Pair exponential_of_negative(Scaled x) {
   Pair const y = times(x, -kLog2e);
   return {exponential_base_2(y.lo), exponential_base_2(y.hi)};
 }
-
-// bound * tanh(x / bound) and its derivative d. With z = x / bound, e = exp(-2|z|) and r = 2 / (1 + e):
-//   |tanh z| = r - 1, to a few 2^-24 of one     d = e r^2     tanh z = z Q(d), Q a polynomial
-// Q is good to 2^-22 where |tanh z| is below 0.4, and too large elsewhere: the smaller of the two is taken. e is made a
-// little smaller, so that r - 1 is not the smaller one where it has lost its digits.
-template <class X>
-CG_DEVICE Tanh<Pair> bounded_tanh(X x, float bound) {
-  constexpr float kExponent = 2 * kLog2e, kLess = 1 - 12 / 16777216.f;
-  constexpr float kQ[] = {0.5208096f, 0.68317455f, -0.26215205f, 0.05816813f};
-  Pair const y = times(x, kExponent * cudnn_grouped::reciprocal(bound));
-  Pair const e = Pair(exponential_base_2(-fabsf(y.lo)), exponential_base_2(-fabsf(y.hi))) * Pair(kLess);
-  Pair const r = reciprocal(0.5f * e + 0.5f), derivative = e * r * r;
-  Pair const large = r * Pair(bound) + Pair(-bound);
-  float const unit = bound * (1 / kExponent);
-  Pair q = kQ[3] * unit;
-#pragma unroll
-  for (int i = 2; i >= 0; --i) q = q * derivative + Pair(kQ[i] * unit);
-  Pair const small = y * q;
-  return {{smaller_signed_as_first(small.lo, large.lo), smaller_signed_as_first(small.hi, large.hi)}, derivative};
+CG_DEVICE Pair exponential_of_negative(Pair x) { return exponential_of_negative(Scaled{x, 1.f}); }
+CG_DEVICE Pair power_of_magnitude(Pair x) {
+  return {cudnn_grouped::power_of_magnitude(x.lo), cudnn_grouped::power_of_magnitude(x.hi)};
 }
+CG_DEVICE Pair smaller_signed_as_first(Pair a, Pair b) {
+  return {cudnn_grouped::smaller_signed_as_first(a.lo, b.lo), cudnn_grouped::smaller_signed_as_first(a.hi, b.hi)};
+}
+CG_DEVICE Tanh<Pair> bounded_tanh(Scaled x, Bound const& bound) {
+  return bounded_tanh_of(times(x, bound.exponent), x.value, x.factor, bound.value);
+}
+CG_DEVICE Tanh<Pair> bounded_tanh(Pair x, Bound const& bound) { return bounded_tanh(Scaled{x, 1.f}, bound); }
 
 }  // namespace cudnn_grouped::sm100

@@ -77,7 +77,7 @@ CG_DEVICE void quantise(Params const& p, cuda::ScalePlaces const& places, float 
   float row_factor[kUnits];
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) row_factor[u] = e8m0_factor(row_bytes >> 8 * u & 0xff, norm);
-  uint8_t* const row_scales = places.of_row(column / 32);
+  uint8_t* const row_scales = p.sfd_row + places.of_row(column / 32);
   if constexpr (kUnits == 2) {
     *reinterpret_cast<uint16_t*>(row_scales) = uint16_t(row_bytes);  // past the last column, zero: padding
   } else {
@@ -96,13 +96,13 @@ CG_DEVICE void quantise(Params const& p, cuda::ScalePlaces const& places, float 
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) column_max[u] = __uint_as_float(ptx::load_shared_4(scratch + (u * 32 + lane) * 4));
   uint32_t const column_bytes = ptx::encode_two_e8m0_up(value(column_max[0]), value(column_max[kUnits - 1]));
-  uint8_t* const column_scales = places.of_column(column + lane);
+  uint8_t* const column_scales = p.sfd_col + places.of_column(column + lane);
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) {
     uint32_t const byte = column_bytes >> 8 * u & 0xff;
     ptx::store_shared_4(factors + (u * 32 + lane) * 4, __float_as_uint(e8m0_factor(byte, norm)));
     // The next 32 columns of an atom are four bytes on.
-    if (places.column) column_scales[u * 4] = uint8_t(byte);  // past the last column, zero: padding
+    if (places.inside()) column_scales[u * 4] = uint8_t(byte);  // past the last column, zero: padding
   }
   __syncwarp();
   if (kE4M3 || p.d_dtype == DType::float8_e4m3fn) {

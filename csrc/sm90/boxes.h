@@ -31,6 +31,7 @@ struct Boxes {
   __device__ __forceinline__ void advance() {
     if (++slot == kCount) slot = 0, phase ^= 1;
   }
+  __device__ __forceinline__ Boxes other() const { return {base, barriers, consumer, slot ^ 1, phase}; }
   // The consumer's side.
   __device__ __forceinline__ void wait() const { ptx::barrier_wait(ready(), phase); }
   __device__ __forceinline__ void hand_over(int lane) const {

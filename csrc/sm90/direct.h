@@ -15,7 +15,7 @@ struct Direct {
   CG_DEVICE void run(KernelArguments<typename Step::Activation> const& args, Tile const& tile, Accumulators<kN>& acc,
                      Boxes<kBoxes>&, int warp, int lane) {
     Params const& p = args.p;
-    Scalars const scalars(p, tile.expert);
+    Scalars<Step> const scalars(p, tile.expert);
     TileSums<Step, kInterleaved> sums(p, tile, warp, lane);
     int64_t const c_columns = Step::kForward ? p.n : int64_t(p.n) * kWidth;
     int64_t const d_columns = Step::kForward ? p.n / kWidth : int64_t(p.n) * kWidth;

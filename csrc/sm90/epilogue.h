@@ -28,15 +28,20 @@ struct TileSums {
   __device__ __forceinline__ TileSums(Params const& p, Tile const& tile, int warp, int lane)
       : rows(tile.m, warp, lane) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) prob[i] = p.prob ? __ldg(p.prob + rows.at(i)) : 1.f;
+    for (int i = 0; i < 4; ++i) {
+      prob[i] = p.prob ? __ldg(p.prob + rows.at(i)) : 1.f;
+      if (kIsGatedBackward<Step>) prob[i] *= alpha_of(p, tile.expert);
+    }
   }
 
   // Slots and maxima of the tile: results do not depend on the order of tiles.
   template <bool kWithAmax = true>
   __device__ __forceinline__ void write(Params const& p, Tile const& tile, int lane) {
     if (!Step::kForward) {
+      float const factor = kIsGatedBackward<Step> ? alpha_of(p, tile.expert) : 1.f;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
+        dprob[i] *= factor;
         dprob[i] += __shfl_xor_sync(~0u, dprob[i], 1);
         dprob[i] += __shfl_xor_sync(~0u, dprob[i], 2);
         if (lane % 4 == 0) (p.dprob + int64_t(tile.n_tile) * p.experts.m)[rows.at(i)] = dprob[i];

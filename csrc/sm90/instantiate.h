@@ -27,7 +27,9 @@ constexpr Kernel kernel() {
 // The forward's saved C never passes through a box beside FP8 D.
 template <class Step, bool kStagedC = !Step::kForward>
 constexpr ActivationKernels::Direction direction_of() {
-  return {kernel<Staged<Step, false>>(),
+  // Without the extras' branches the compiler spills this one.
+  constexpr bool kExtrasAlways = std::is_same_v<Step, Forward<SiTUGLU>>;
+  return {kernel<Staged<Step, kExtrasAlways>>(),
           kernel<Staged<Step, true>>(),
           kernel<Direct<Step>>(),
           kernel<Quantised<Step, kStagedC, true, false>>(),

@@ -5,6 +5,7 @@
 
 #include "../core/block_quantize.h"
 #include "../core/scale_layout.h"
+#include "../cuda/scale_places.h"
 #include "epilogue.h"
 
 namespace cudnn_grouped::sm90 {
@@ -33,42 +34,14 @@ CG_DEVICE void scatter_max(float (&v)[kCount], int lane) {
   }
 }
 
-// Where this thread's scale factors of a tile lie: those of its row along the row, those of its warp's 32 rows along
-// the columns.
-struct ScalePlaces {
-  uint8_t *row, *column;
-  int64_t column_atom;  // bytes from 128 columns to the next 128
-  bool inside;          // false where unchecked offsets would lead out of the tensor
-
-  __device__ __forceinline__ ScalePlaces(Params const& p, Tile const& tile, int columns, int warp, int thread_row) {
-    ScaleLayout const along = ScaleLayout::of(p.experts.m, ceil_div(columns, int(kQuantBlock)));
-    row = p.sfd_row + along.at(thread_row, 0);
-    int first = 0, rows = p.experts.m;
-    column = p.sfd_col;
-    if (p.discrete_col_sfd) {
-      first = p.experts.start(tile.expert), rows = p.experts.end(tile.expert) - first;
-      column += discrete_column_base(first, columns, kQuantBlock);
-    }
-    int const block = (tile.m - first) / int(kQuantBlock) + warp;
-    ScaleLayout const across = ScaleLayout::of(columns, rows / int(kQuantBlock));
-    inside = tile.m >= first && block < rows / int(kQuantBlock);
-    column += across.at(0, block), column_atom = across.block_atoms * kAtomBytes;
-  }
-  // Blocks of a row come four to an atom; columns of an atom as ScaleLayout says.
-  __device__ __forceinline__ uint8_t* of_row(int block) const { return row + block / 4 * int(kAtomBytes) + block % 4; }
-  __device__ __forceinline__ uint8_t* of_column(int c) const {
-    return column + c / 128 * column_atom + c % 32 * 16 + c / 32 % 4 * 4;
-  }
-};
-
 // A warp's rows of D overwrite its own rows of C: the row form, then the column form.
 inline constexpr int kWarpBoxBytes = kBoxBytes / 4, kFormBytes = kWarpBoxBytes / 2;
 
 // Quantises the warp's 32 rows, columns of D from `column` on, and writes both forms to shared memory:
 // rows of kUnits * 32 bytes, the row form at `out`, the column form kFormBytes behind.
 template <int kUnits, bool kE4M3>
-CG_DEVICE void quantise_block(ScalePlaces const& places, Block<kUnits> const& d, int columns, int column, float norm,
-                              uint32_t out, int lane) {
+CG_DEVICE void quantise_block(Params const& p, cuda::ScalePlaces const& places, Block<kUnits> const& d, int columns,
+                              int column, float norm, uint32_t out, int lane) {
   int const q = lane % 4, r = lane / 4;
   float by_row[4 * kUnits], by_column[kUnits * 8];
 #pragma unroll
@@ -93,8 +66,8 @@ CG_DEVICE void quantise_block(ScalePlaces const& places, Block<kUnits> const& d,
   int const share_unit = kUnits == 2 ? r / 4 : 0;
   int const share_column = share_unit * kUnit + q * 8 + (kUnits == 2 ? r % 4 * 2 : r);
   int const share_row = q * 8 + r;
-  uint8_t* const row_scales = places.of_row(column / kUnit);
-  uint8_t* const column_scales = places.of_column(column + share_column);
+  uint8_t* const row_scales = p.sfd_row + places.of_row(column / kUnit);
+  uint8_t* const column_scales = p.sfd_col + places.of_column(column + share_column);
   float row_factor[kUnits], column_factor[kUnits];
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) {
@@ -104,7 +77,7 @@ CG_DEVICE void quantise_block(ScalePlaces const& places, Block<kUnits> const& d,
     column_factor[u] = e8m0_factor(column_byte, norm);
     if (column + u * kUnit < columns) row_scales[u] = uint8_t(row_byte);
     // Adjacent columns of a 32-row group are 16 bytes apart.
-    if (column + share_column + u < columns && places.inside) column_scales[u * 16] = uint8_t(column_byte);
+    if (column + share_column + u < columns && places.inside()) column_scales[u * 16] = uint8_t(column_byte);
   }
   // Every thread needs the factors of its four rows and of its columns: they pass through the box.
   __syncwarp();
@@ -170,11 +143,13 @@ struct Quantised {
   CG_DEVICE void run(KernelArguments<typename Step::Activation> const& args, Tile const& tile, Accumulators<kN>& acc,
                      Boxes<kBoxes>& boxes, int warp, int lane) {
     Params const& p = args.p;
-    Scalars const scalars(p, tile.expert);
+    Scalars<Step> const scalars(p, tile.expert);
     TileSums<Step, kInterleaved> sums(p, tile, warp, lane);
     int64_t const c_columns = Step::kForward ? p.n : int64_t(p.n) * kWidth;
     int const d_columns = Step::kForward ? p.n / kWidth : p.n * kWidth;
-    ScalePlaces const places(p, tile, d_columns, warp, tile.m + warp * 32 + lane % 4 * 8 + lane / 4);
+    int const first_row = tile.m + warp * 32;
+    cuda::ScalePlaces const places(p.experts, p.discrete_col_sfd, tile.expert, d_columns, first_row,
+                                   first_row + lane % 4 * 8 + lane / 4);
     float const norm = p.norm_const ? __ldg(p.norm_const) : 1.f;
     int const q = lane % 4, r = lane / 4;
 #pragma unroll 1
@@ -285,7 +260,7 @@ struct Quantised {
             }
           }
         }
-        quantise_block<kUnits, kE4M3>(places, d, d_columns, d_column, norm, out, lane);
+        quantise_block<kUnits, kE4M3>(p, places, d, d_columns, d_column, norm, out, lane);
         boxes.hand_over(lane);
         boxes.advance();
       }

@@ -24,7 +24,7 @@ struct Staged {
   CG_DEVICE void run(KernelArguments<typename Step::Activation> const& args, Tile const& tile, Accumulators<kN>& acc,
                      Boxes<kBoxes>& boxes, int warp, int lane) {
     Params const& p = args.p;
-    Scalars const scalars(p, tile.expert);
+    Scalars<Step> const scalars(p, tile.expert);
     TileSums<Step, kInterleaved> sums(p, tile, warp, lane);
     // Lane l gives the address of row l % 8 of the 8x8 matrix l / 8: this warp's row group of that number.
     int const matrix = lane / 8, row = (matrix / 2) * 64 + warp * 16 + matrix % 2 * 8 + lane % 8;
@@ -36,8 +36,7 @@ struct Staged {
       for (int chunk = 0; chunk < 64 / kChunk; ++chunk) {
         int const n = first + chunk * kChunk;
         if (n >= p.n) continue;
-        Boxes<kBoxes> const c_boxes = boxes;
-        uint32_t const c_box = c_boxes.box();
+        uint32_t const c_box = boxes.box();
         boxes.wait();
         if (two_boxes(p)) {
           boxes.advance();
@@ -99,7 +98,7 @@ struct Staged {
             }
           }
         }
-        if (two_boxes(p)) c_boxes.hand_over(lane);
+        if (two_boxes(p)) boxes.other().hand_over(lane);
         boxes.hand_over(lane);
         boxes.advance();
       }

@@ -10,20 +10,30 @@ namespace cudnn_grouped::sm90 {
 using cuda::Backward, cuda::Forward, cuda::kUnit;
 using cuda::load_pair, cuda::store_pair;
 
+CG_DEVICE float alpha_of(Params const& p, int expert) {
+  float const alpha = p.alpha ? __ldg(p.alpha + expert) : 1.f;
+  return p.alpha_squared ? alpha * alpha : alpha;
+}
+
+// The gated activations are linear in the accumulator: in their backward, alpha is part of prob, and dprob is
+// multiplied by it at the end. Beta is the gated backward's alone.
+template <class Step>
+inline constexpr bool kIsGatedBackward = !Step::kForward && Step::kWidth == 2;
+
 // An expert's scalars.
+template <class Step>
 struct Scalars {
   float alpha, beta;
 
   __device__ __forceinline__ Scalars(Params const& p, int expert) {
-    alpha = p.alpha ? __ldg(p.alpha + expert) : 1.f;
-    if (p.alpha_squared) alpha *= alpha;
-    beta = p.beta ? __ldg(p.beta + expert) : 1.f;
+    alpha = kIsGatedBackward<Step> ? 1.f : alpha_of(p, expert);
+    beta = kIsGatedBackward<Step> && p.beta ? __ldg(p.beta + expert) : 1.f;
   }
 };
 
 // One element. acc: kInputs accumulators; c: kWidth values, read by the backward and written by the forward.
 template <class Step, bool kWithBias>
-__device__ __forceinline__ void apply(KernelArguments<typename Step::Activation> const& args, Scalars const& s,
+__device__ __forceinline__ void apply(KernelArguments<typename Step::Activation> const& args, Scalars<Step> const& s,
                                       float const (&acc)[Step::kInputs], float const (&bias)[Step::kInputs], float prob,
                                       float (&c)[Step::kWidth], float (&d)[Step::kOutputs], float& dprob) {
   if constexpr (Step::kForward) {
@@ -34,8 +44,9 @@ __device__ __forceinline__ void apply(KernelArguments<typename Step::Activation>
   } else {
     float x[Step::kWidth];
 #pragma unroll
-    for (int w = 0; w < Step::kWidth; ++w) x[w] = s.beta * c[w];
-    auto const gradient = args.activation.backward(s.alpha * acc[0] + bias[0], x, prob);
+    for (int w = 0; w < Step::kWidth; ++w) x[w] = kIsGatedBackward<Step> ? s.beta * c[w] : c[w];
+    float const r = kIsGatedBackward<Step> ? acc[0] : s.alpha * acc[0] + bias[0];
+    auto const gradient = args.activation.backward(r, x, prob);
 #pragma unroll
     for (int w = 0; w < Step::kOutputs; ++w) d[w] = gradient.x[w];
     dprob += gradient.prob_term;
