@@ -263,12 +263,12 @@ def assert_near(name: str, want, got, error, dtype: str) -> None:
     """Both are within `error` of the true value before they are rounded: they differ by at most twice that, and by half
     an ulp of the format more, by which the CPU's value may have been rounded."""
     want, got = (cases.values_of(t.reshape(error.shape)) for t in (want, got))
-    half_ulp = 0.0
+    half_ulp = smallest = 0.0
     if dtype != "f32":
-        largest = FORMATS[dtype].max
+        largest, smallest = FORMATS[dtype].max, 2.0 ** (1 - FORMATS[dtype].bias)  # smallest: with all its digits
         half_ulp = 2.0 ** -(FORMATS[dtype].mantissa_bits + 1)
         want = np.nan_to_num(want, nan=np.nan, posinf=largest * (1 + half_ulp), neginf=-largest * (1 + half_ulp))
-    reach = 2 * error + half_ulp * np.abs(want)
+    reach = 2 * error + half_ulp * np.maximum(np.abs(want), smallest)
     within(f"{name} against the CPU", got, round_to(dtype, want - reach), round_to(dtype, want + reach))
 
 
