@@ -6,7 +6,8 @@
 
 Each contender is compared with a float32 reference, then timed twice: alone in a steady state, and interleaved with the
 others (timing.py says why both). Sections: suites; jagged (rows unevenly spread, many small experts); deterministic
-(the operator's option on and off); host (microseconds per call). gpu.json is written after each row.
+(the operator's option on and off); host (microseconds per call); energy (what a byte costs). gpu.json is written after each
+row.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from gpu_rivals import CONTENDERS, NotRun, build, label, operator
 
 import cudnn_grouped
 
-SECTIONS = ("suites", "jagged", "deterministic", "host")
+SECTIONS = ("suites", "jagged", "deterministic", "host", "energy")
 DEFAULT_FORMATS = "bf16,mxfp8,nvfp4,mxfp8-bf16"
 JAGGED = {
     "16 x 4096": Suite("dswiglu", balanced(16, 65536), 1536, 4096),
@@ -163,6 +164,23 @@ def wrapper(problem):
     return lambda: cudnn_grouped.grouped_gemm_dglu_wrapper_sm100(**arguments)
 
 
+def energy(options):
+    """What it costs to move a byte between memory and the multiprocessors: a copy of 1 GiB against doing nothing."""
+    words = 1 << (10 if options.dry else 28)
+    sources = [torch.randn(words, device=options.device) for _ in range(timing.SETS)]
+    target = torch.empty_like(sources[0])
+    timing.synchronise(options.device)
+    time.sleep(0 if options.dry else 2)
+    idle = timing.sample(options.device)
+    copy = timing.steady(lambda i: target.copy_(sources[i]), options.device, options.seconds)
+    found = {"bytes_a_second": 8 * words / copy["steady_ms"] * 1e3}
+    if idle:
+        found |= {"idle_watt": idle[1], "copy_watt": copy["watt"]}
+        found["joule_a_byte"] = (copy["watt"] - idle[1]) / found["bytes_a_second"]
+    print("energy: " + ", ".join(f"{k} {v:.4g}" for k, v in found.items()), flush=True)
+    return found
+
+
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -193,13 +211,15 @@ def parse():
 
 
 def run(options):
-    report = {**environment(options), "rows": [], "host_us": {}}
+    report = {**environment(options), "rows": [], "host_us": {}, "energy": {}}
     print(", ".join(f"{key} {value}" for key, value in report.items() if not isinstance(value, list | dict)))
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "gpu.json"
     started = time.perf_counter()
     if "host" in options.sections:
         report["host_us"] = host(options)
+    if "energy" in options.sections:
+        report["energy"] = energy(options)
     for arguments in measurements(options):
         if time.perf_counter() - started > options.budget:
             print(f"budget spent before {' '.join(map(str, arguments[:2]))} {arguments[3]}", flush=True)
@@ -228,6 +248,7 @@ def main():
     if options.bars:
         gpu_report.print_bars(report["rows"])
     gpu_report.print_sections(report["rows"])
+    gpu_report.print_energy(report)
     gpu_report.plot(report, options.out)
 
 

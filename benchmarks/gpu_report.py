@@ -48,12 +48,13 @@ def times(row, which="steady_ms"):
 
 def merge(reports):
     """The last report with the rows of all; a later row replaces an earlier one."""
-    rows, host = {}, {}
+    rows, host, energy = {}, {}, {}
     for report in reports:
         rows |= {(r["section"], r["name"], r["format"], r["dbias"]): r for r in report["rows"]}
         host |= report["host_us"]
+        energy |= report.get("energy", {})
     each = {key: ", ".join(sorted({str(report[key]) for report in reports})) for key in ("date", "seconds")}
-    return {**reports[-1], **each, "rows": list(rows.values()), "host_us": host}
+    return {**reports[-1], **each, "rows": list(rows.values()), "host_us": host, "energy": energy}
 
 
 def print_row(row):
@@ -103,6 +104,31 @@ def print_sections(rows):
         if row["section"] == "deterministic" and len(ms) == 2:
             on, off = ms["ours-deterministic"], ms["ours"]
             print(f"{where}: on / off {on / off:.3f} ({on:.4f} ms, {off:.4f} ms)")
+
+
+def print_energy(report):
+    """Joules of a call in the steady state, and what the bytes cost, at a copy's price, that it moves and E0 does not: C,
+    what D is larger than E0's result, codes and BF16 of what is dequantised."""
+    price = report.get("energy", {}).get("joule_a_byte")
+    for row in report["rows"] if price else ():
+        used = {
+            base(name): result["steady_ms"] * result["watt"]
+            for name, result in row["contenders"].items()
+            if "watt" in result
+        }
+        is_suite = row["section"] == "suites" and row["format"] in ("bf16", "mxfp8")
+        if not (is_suite and {"E0", "ours"} <= used.keys()):
+            continue
+        shape = row["shape"]
+        result = 2 * shape["M"] * shape["N"]
+        width = 1 if shape["activation"] == "dsrelu" else 2
+        more = (2 * width - 1) * result
+        if row["format"] == "mxfp8":
+            more += 3 * (shape["M"] + shape["L"] * shape["N"]) * shape["K"]
+        print(
+            f"{row['name']} {row['format']}: E0 {used['E0']:.0f} mJ, ours {used['ours']:.0f} mJ, {more / 1e6:.0f} MB more cost"
+            f" {more * price * 1e3:.0f} mJ"
+        )
 
 
 def plot(report, folder):
