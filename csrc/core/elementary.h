@@ -120,6 +120,7 @@ __device__ __forceinline__ float smaller_signed_as_first(float a, float b) {
   asm("min.NaN.xorsign.abs.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
   return r;
 }
+// 2^-|x|
 __device__ __forceinline__ float power_of_magnitude(float x) { return exponential_base_2(-fabsf(x)); }
 
 // With z = x / bound, e = exp(-2|z|) and r = 2 / (1 + e):
