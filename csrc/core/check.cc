@@ -65,7 +65,7 @@ bool TensorCheck::has_shape(Shape expected) const {
 
 bool TensorCheck::has_strides(Shape expected) const {
   if (tensor_.numel() == 0) return true;
-  for (int i = 0; i < tensor_.rank; ++i) {
+  for (int i = 0; i < std::min(tensor_.rank, int(expected.size())); ++i) {
     if (tensor_.size[i] != 1 && tensor_.stride[i] != expected[i]) return false;
   }
   return true;
