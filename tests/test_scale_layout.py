@@ -10,6 +10,7 @@ import torch
 from cases import operator, tensor_of
 from oracle_formats import ceil_div
 
+from cudnn_grouped import library
 from cudnn_grouped import scales as product
 
 SHAPES = [(1, 1), (32, 4), (33, 3), (128, 4), (129, 5), (160, 7), (256, 8), (300, 13), (512, 33)]
@@ -61,6 +62,26 @@ def test_core_layout_is_64_bit(core_probe):
     assert last == core_probe.probe_scale_bytes(c(rows), c(blocks)) - 1 == rows * blocks - 1
     assert core_probe.probe_column_base(c(2**31), c(8192), c(32)) == 2**31 // 128 * 64 * 512
     assert 384 * core_probe.probe_scale_bytes(c(3072), c(7168 // 16)) == 384 * 3072 * 448
+
+
+@pytest.mark.parametrize(("m", "n", "refused"), [(2**30, 128, False), (2**30 + 256, 16, True), (2**29, 160, False)])
+def test_scale_factors_past_32_bits_are_refused(m, n, refused):
+    """The GPU engines' offsets are of 32 bits; most bytes of a narrow D's scale factors are padding."""
+
+    def described(shape, dtype):
+        tensor = torch.empty(shape, device="meta")
+        return (dtype, "cpu", -1, tuple(shape), tuple(tensor.stride()), 0)
+
+    scales = [described((rows * 4,), "float8_e8m0fnu") for rows in (m, ceil_div(n, 128) * 128)]
+    tensors = {"a": described((m, 32), "float8_e4m3fn"), "b": described((n, 32), "float8_e4m3fn"), "sfa": scales[0]}
+    tensors |= {
+        "sfb": [scales[1]],
+        "padded_offsets": described((1,), "int32"),
+        "norm_const": described((1,), "float32"),
+    }
+    options = {"sf_vec_size": 32, "generate_c": False, "d_dtype": "float8_e4m3fn"}
+    verdict = library.C.check("srelu", tensors, options, False)
+    assert (verdict[1], "at most 4 GiB" in verdict[2]) == ("a", True) if refused else verdict is None
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -1,3 +1,4 @@
+#include "scale_layout.h"
 #include "validator.h"
 
 namespace cudnn_grouped {
@@ -135,6 +136,18 @@ void Validator::sizes() {
   }
   char const* d_name = in.has_outputs ? (out.forward() ? "d" : "d_row") : "d_dtype";
   whole_rows(d_name, out.d_columns(), d_symbol(), 2 * bytes_of(out.d_dtype));
+  if (out.quantised()) scale_sizes();
+}
+
+// The GPU engines' offsets of D's scale factors are of 32 bits (csrc/cuda/scale_places.h).
+void Validator::scale_sizes() const {
+  ScaleLayout const row = ScaleLayout::of(out.m, ceil_div(out.d_columns(), kQuantBlock));
+  ScaleLayout const column = ScaleLayout::of(out.d_columns(), ceil_div(out.m, kQuantBlock));
+  int64_t const bytes = std::max(row.bytes(), column.bytes());
+  if (bytes > int64_t(1) << 32) {
+    fail(a_name(), "rows for which the scale factors of D take at most 4 GiB", std::to_string(bytes) + " bytes",
+         "fewer rows a call, or a D of 16 bits");
+  }
 }
 
 // Rows are a multiple of 16 bytes (TMA). pair_bytes: of two elements, which is one byte for FP4.

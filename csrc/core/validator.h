@@ -45,6 +45,7 @@ class Validator {
   std::vector<DType> supported_operands() const;
   void output_formats();
   void sizes();
+  void scale_sizes() const;
   void whole_rows(char const* name, int64_t columns, char const* symbol, int64_t pair_bytes) const;
   void input_tensors();
   void per_expert(char const* name, Tensor const& t) const;

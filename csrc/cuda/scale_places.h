@@ -7,7 +7,7 @@
 
 namespace cudnn_grouped::cuda {
 
-// Offsets fit 32 bits: a tensor's scale factors are a thirty-second of its bytes.
+// Offsets fit 32 bits: the validator refuses a D whose scale factors, padding included, take more than 4 GiB.
 struct ScalePlaces {
   static constexpr uint32_t kOutside = ~0u;
   uint32_t row, column;   // column: kOutside where unchecked offsets would lead out of the tensor
