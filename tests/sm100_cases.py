@@ -187,3 +187,8 @@ def shipped_quantiser() -> Path:
     csrc = Path(__file__).resolve().parent.parent / "csrc"
     sources = [KERNELS / "shipped_quantize.cu", csrc / "cuda" / "quantize.cu", csrc / "cuda" / "dequantize.cu"]
     return compile_kernels(sources, include=[csrc])
+
+
+def shipped_tanh() -> Path:
+    """csrc/core's tanh, of single values and of csrc/sm100's pairs, behind a C function."""
+    return compile_kernels(KERNELS / "shipped_tanh.cu", include=[Path(__file__).resolve().parent.parent / "csrc"])
