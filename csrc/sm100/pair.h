@@ -58,7 +58,8 @@ struct Scaled {
 
   __device__ __forceinline__ operator Pair() const { return value * Pair(factor); }
 };
-// The factor stays finite: zero times it is zero.
+// The factor stays finite: zero times it is zero. Where factor * k is beyond FP32, the exponent of an x.value below
+// 2^-122 is too small for its tanh to be saturated; an infinite factor makes every tanh a NaN.
 CG_DEVICE Pair times(Scaled x, float k) {
   return x.value * Pair(cudnn_grouped::smaller_signed_as_first(x.factor * k, 3.4028234664e38f));
 }

@@ -16,7 +16,8 @@ CG_DEVICE float alpha_of(Params const& p, int expert) {
 }
 
 // The gated activations are linear in the accumulator: in their backward, alpha is part of prob, and dprob is
-// multiplied by it at the end. Beta is the gated backward's alone.
+// multiplied by it at the end: alpha * prob, and a row's sum without alpha, have to be within FP32's range. Beta is the
+// gated backward's alone.
 template <class Step>
 inline constexpr bool kIsGatedBackward = !Step::kForward && Step::kWidth == 2;
 
