@@ -95,8 +95,7 @@ RULES = {
     "write_row(p.": "",
     "unpack_fp16(": "",
     "pack_fp16(": "",
-    "store_row_form<false": "",  # E5M2
-    "store_column_form<false": "",
+    "store_forms<false": "",  # E5M2
     "apply_epilogue_op(p": "",
     "Pair(b.x, b.y)": "",  # the bias
     "float2 const b = n + e": "",

@@ -17,6 +17,11 @@ int bind_device() {
   return count;
 }
 
+bool copies_bias(GroupedGemm const& p) {
+  bool const as_is = p.bias_dtype == DType::float32 && reinterpret_cast<uintptr_t>(p.bias) % 8 == 0;
+  return p.bias && !as_is;
+}
+
 void zero_padding(GroupedGemm const& p, cudaStream_t stream) {
   if (!p.quantised()) return;
   int64_t const blocks = ceil_div(p.d_columns(), kQuantBlock);

@@ -11,6 +11,9 @@ Experts experts_of(GroupedGemm const&);
 // driver's.
 int bind_device();
 
+// Whether the bias needs a copy: it is read as aligned pairs of FP32.
+bool copies_bias(GroupedGemm const&);
+
 // Before the GEMM: padding of the scale tensors is zero. Tails are finish()'s.
 void zero_padding(GroupedGemm const&, cudaStream_t);
 

@@ -84,9 +84,7 @@ struct Workspace {
     sfb_maps = discrete && p.block_scaled() ? arena.take<CUtensorMap>(p.experts) : nullptr;
     dprob = p.forward() ? nullptr : arena.take<float>(dprob_slots(p) * p.m);
     dbias = p.dbias || p.dbias_slots ? arena.take<float>(p.m / cuda::kSlotRows * p.d_columns()) : nullptr;
-    // Read as aligned pairs of FP32.
-    bool const as_is = p.bias_dtype == DType::float32 && reinterpret_cast<uintptr_t>(p.bias) % 8 == 0;
-    bias = p.bias && !as_is ? arena.take<float>(p.experts * p.n) : nullptr;
+    bias = cuda::copies_bias(p) ? arena.take<float>(p.experts * p.n) : nullptr;
     bytes = arena.used();
   }
   // A GEMM's tile has a slot for each half of its columns.
@@ -224,7 +222,7 @@ void map_weights(GroupedGemm const& p, Workspace const& w, Params& params, cudaS
 void multiply(GroupedGemm const& p, Workspace const& w, cudaStream_t stream) {
   Params params = params_of(p, w);
   map_weights(p, w, params, stream);
-  if (p.quantised()) cuda::zero_padding(p, stream);
+  cuda::zero_padding(p, stream);
   if (w.bias) cuda::widen(p.bias, p.bias_dtype, w.bias, p.experts * p.n, stream);
   ActivationKernels const* const kernels = cuda::visit_activation(
       p, [](auto const& activation) { return &kernels_of<std::decay_t<decltype(activation)>>(); });

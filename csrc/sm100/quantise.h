@@ -24,30 +24,12 @@ CG_DEVICE float max_magnitude_of(float const* v) {
   return ptx::max_magnitude(m, v[31], v[31]);
 }
 
-template <bool kE4M3>
-CG_DEVICE uint32_t pack(Pair a, Pair b) {
-  return cuda::ptx::pack_fp8<kE4M3>(a.lo, a.hi, b.lo, b.hi);
-}
-
-// Rows of shared memory, kUnits * 32 bytes each: this thread's.
-template <bool kE4M3, int kUnits>
-CG_DEVICE void store_row_form(float const (&v)[32 * kUnits], float const (&factor)[kUnits], uint32_t box, int lane) {
-  uint32_t const row = swizzled_row<32 * kUnits>(box, lane);
-#pragma unroll
-  for (int unit = 0; unit < 2 * kUnits; ++unit) {
-    uint32_t packed[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float const* const x = v + unit * 16 + i * 4;
-      Pair const f = factor[unit / 2];
-      packed[i] = pack<kE4M3>(Pair(x[0], x[1]) * f, Pair(x[2], x[3]) * f);
-    }
-    ptx::store_shared_16(row ^ unit * 16, packed[0], packed[1], packed[2], packed[3]);
-  }
-}
-// The same with a factor for each column, from shared memory.
-template <bool kE4M3, int kUnits>
-CG_DEVICE void store_column_form(float const (&v)[32 * kUnits], uint32_t factors, uint32_t box, int lane) {
+struct FourFactors {
+  Pair low, high;
+};
+// This thread's row of a box, kUnits * 32 bytes. factors(e): of the four columns from e on.
+template <bool kE4M3, int kUnits, class Factors>
+CG_DEVICE void store_form(float const (&v)[32 * kUnits], uint32_t box, int lane, Factors const& factors) {
   uint32_t const row = swizzled_row<32 * kUnits>(box, lane);
 #pragma unroll
   for (int unit = 0; unit < 2 * kUnits; ++unit) {
@@ -55,12 +37,23 @@ CG_DEVICE void store_column_form(float const (&v)[32 * kUnits], uint32_t factors
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       int const e = unit * 16 + i * 4;
-      uint4 const f = ptx::load_shared_16(factors + e * 4);
-      Pair const low(__uint_as_float(f.x), __uint_as_float(f.y)), high(__uint_as_float(f.z), __uint_as_float(f.w));
-      packed[i] = pack<kE4M3>(Pair(v[e], v[e + 1]) * low, Pair(v[e + 2], v[e + 3]) * high);
+      FourFactors const f = factors(e);
+      Pair const low = Pair(v[e], v[e + 1]) * f.low, high = Pair(v[e + 2], v[e + 3]) * f.high;
+      packed[i] = cuda::ptx::pack_fp8<kE4M3>(low.lo, low.hi, high.lo, high.hi);
     }
     ptx::store_shared_16(row ^ unit * 16, packed[0], packed[1], packed[2], packed[3]);
   }
+}
+// The row form, with a factor for each 32 columns; behind it the column form, with one for each column, from shared
+// memory.
+template <bool kE4M3, int kUnits>
+CG_DEVICE void store_forms(float const (&v)[32 * kUnits], float const (&row_factor)[kUnits], uint32_t column_factors,
+                           uint32_t box, int lane) {
+  store_form<kE4M3, kUnits>(v, box, lane, [&](int e) { return FourFactors{row_factor[e / 32], row_factor[e / 32]}; });
+  store_form<kE4M3, kUnits>(v, box + 1024 * kUnits, lane, [&](int e) {
+    uint4 const f = ptx::load_shared_16(column_factors + e * 4);
+    return FourFactors{{__uint_as_float(f.x), __uint_as_float(f.y)}, {__uint_as_float(f.z), __uint_as_float(f.w)}};
+  });
 }
 
 // Quantises the warp's 32 rows by kUnits blocks of 32 columns, the first of them at `column` of D. Both forms go to the
@@ -106,11 +99,9 @@ CG_DEVICE void quantise(Params const& p, cuda::ScalePlaces const& places, float 
   }
   __syncwarp();
   if (kE4M3 || p.d_dtype == DType::float8_e4m3fn) {
-    store_row_form<true, kUnits>(v, row_factor, box, lane);
-    store_column_form<true, kUnits>(v, factors, box + 1024 * kUnits, lane);
+    store_forms<true, kUnits>(v, row_factor, factors, box, lane);
   } else {
-    store_row_form<false, kUnits>(v, row_factor, box, lane);
-    store_column_form<false, kUnits>(v, factors, box + 1024 * kUnits, lane);
+    store_forms<false, kUnits>(v, row_factor, factors, box, lane);
   }
 }
 

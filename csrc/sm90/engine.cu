@@ -83,9 +83,7 @@ struct Workspace {
     b = p.scaled_weights() ? arena.take<__nv_bfloat16>(p.experts * padded_n(p) * p.k) : nullptr;
     dprob = p.forward() ? nullptr : arena.take<float>(ceil_div<int64_t>(p.n, columns_of_slot(p)) * p.m);
     dbias = p.dbias || p.dbias_slots ? arena.take<float>(p.m / kSlotRows * p.d_columns()) : nullptr;
-    // Read as aligned pairs of FP32.
-    bool const as_is = p.bias_dtype == DType::float32 && reinterpret_cast<uintptr_t>(p.bias) % 8 == 0;
-    bias = p.bias && !as_is ? arena.take<float>(p.experts * p.n) : nullptr;
+    bias = cuda::copies_bias(p) ? arena.take<float>(p.experts * p.n) : nullptr;
     bytes = arena.used();
   }
   // A permuted tile takes whole units of 32 rows of B.

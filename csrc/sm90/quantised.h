@@ -4,7 +4,6 @@
 #pragma once
 
 #include "../core/block_quantize.h"
-#include "../core/scale_layout.h"
 #include "../cuda/scale_places.h"
 #include "epilogue.h"
 
