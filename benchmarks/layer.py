@@ -1,5 +1,6 @@
 """Forward and backward of nn.GroupedMLP on a GPU, in BF16 and MXFP8, against a BF16 composition of torch's operations:
-grouped_mm for the six GEMMs, by its autograd, and a compiled activation that saves the pre-activation.
+grouped_mm for the six GEMMs, by its autograd, and a compiled activation that saves the pre-activation. The six GEMMs
+alone are timed too: what is left when all else costs nothing.
 
     python benchmarks/layer.py [SHAPE ...] [--recipes bf16,mxfp8] [--seconds S] [--out FOLDER]
     python benchmarks/layer.py --dry      tiny, on the CPU: does it run
@@ -79,6 +80,17 @@ class Composition:
         c = F.grouped_mm(x, w1.transpose(1, 2), offs=ends)
         y = F.grouped_mm(self.activate(c, b1, prob), w2.transpose(1, 2), offs=ends)
         return y if b2 is None else self.add_bias(y, b2, prob)
+
+    def gemms(self, x, ends, dy):
+        """A call of the layer's six GEMMs alone."""
+        w1, w2 = (weight.detach() for weight in self.parameters[:2])
+        x, dc = x.detach(), torch.randn_like(F.grouped_mm(x.detach(), w1.transpose(1, 2), offs=ends))
+        h = dc[:, : w2.shape[2]].contiguous()
+        operands = [
+            *((x, w1.transpose(1, 2)), (h, w2.transpose(1, 2)), (dy, w2), (dc, w1)),
+            *((dy.t(), h), (dc.t(), x)),
+        ]
+        return lambda: [F.grouped_mm(a, b, offs=ends) for a, b in operands]
 
     @staticmethod
     def _activate(function, c, bias, prob):
@@ -163,6 +175,8 @@ def measure(name, shape, options):
     del expected
     for key, call in calls.items():
         results[key]["peak_mib"] = peak_mib(call, device)
+    gemms = [composition.gemms(x, ends, dy) for x, _, dy in sets]
+    calls["six GEMMs"], results["six GEMMs"] = lambda i: gemms[i](), {"peak_mib": None}
     for key, times in timing.measure(calls, device, options.seconds).items():
         results[key] |= times
     return {"name": name, "shape": shape._asdict(), "flop": shape.flop, "results": results}

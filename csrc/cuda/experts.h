@@ -34,4 +34,7 @@ struct Experts {
   }
 };
 
+// Whether an address of a table, which nobody has checked either, is followed.
+__device__ __forceinline__ bool is_usable(int64_t address) { return address && address % 16 == 0; }
+
 }  // namespace cudnn_grouped::cuda

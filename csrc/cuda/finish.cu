@@ -105,7 +105,7 @@ __global__ void map_kernel(__grid_constant__ CUtensorMap const map, __grid_const
   __shared__ alignas(128) CUtensorMap copy;
   int const expert = blockIdx.x;
   int64_t const address = experts.start(expert) < experts.end(expert) ? addresses[expert] : 0;
-  bool const usable = address && address % 16 == 0;
+  bool const usable = is_usable(address);
   CUtensorMap const& from = usable ? map : none;
   reinterpret_cast<uint32_t*>(&copy)[threadIdx.x] = reinterpret_cast<uint32_t const*>(&from)[threadIdx.x];
   __syncwarp();

@@ -42,7 +42,7 @@ CG_DEVICE void dequantise_tile(Matrix const& m, int64_t tile_row, int64_t tile_c
 #pragma unroll
   for (int i = 0; i < kUnits; ++i) {
     if (row + i * kWarps >= m.rows) break;
-    codes[i] = __ldg(reinterpret_cast<typename Format::Codes const*>(data + i * step / Format::kPerByte));
+    codes[i] = __ldcs(reinterpret_cast<typename Format::Codes const*>(data + i * step / Format::kPerByte));
     scale[i] = __ldg(scales + i * scale_step);
   }
 #pragma unroll
@@ -59,9 +59,9 @@ struct Grid {
   struct Place {
     uint32_t across, down, expert;
   };
-  __device__ __forceinline__ Place place() const {
-    uint32_t const rest = blockIdx.x / across;
-    return {blockIdx.x % across, rest % down, rest / down};
+  __device__ __forceinline__ Place place(uint32_t block) const {
+    uint32_t const rest = block / across;
+    return {block % across, rest % down, rest / down};
   }
 };
 
@@ -80,8 +80,8 @@ CG_DEVICE Matrix matrix_of(Dequantise const& d, uint32_t expert, int block) {
     return m;
   }
   if (d.padded_offsets && experts.end(expert) <= experts.start(expert)) return m;
-  if (d.pointers && !__ldg(d.pointers + expert)) return m;
-  if (d.scale_pointers && !__ldg(d.scale_pointers + expert)) return m;
+  auto const is_unusable = [&](int64_t const* table) { return table && !cuda::is_usable(__ldg(table + expert)); };
+  if (is_unusable(d.pointers) || is_unusable(d.scale_pointers)) return m;
   m.rows = rows;
   m.data = d.pointers ? reinterpret_cast<uint8_t const*>(__ldg(d.pointers + expert)) : m.data + expert * d.expert_bytes;
   m.scales = d.scale_pointers ? reinterpret_cast<uint8_t const*>(__ldg(d.scale_pointers + expert))
@@ -90,11 +90,21 @@ CG_DEVICE Matrix matrix_of(Dequantise const& d, uint32_t expert, int block) {
   return m;
 }
 
+// A, and B behind it.
+struct Both {
+  Dequantise a, b;
+  Grid grid_a, grid_b;
+  uint32_t blocks_of_a;
+};
+
+// Backwards: what the GEMM reads first is written last, and is still in L2.
 template <class Kind>
-__global__ void __launch_bounds__(kThreads) dequantise_rows(Dequantise const d, Grid const grid) {
-  Grid::Place const place = grid.place();
+__global__ void __launch_bounds__(kThreads) dequantise_rows(__grid_constant__ Both const p) {
+  uint32_t const block = gridDim.x - 1 - blockIdx.x;
+  bool const is_a = block < p.blocks_of_a;
+  Grid::Place const place = is_a ? p.grid_a.place(block) : p.grid_b.place(block - p.blocks_of_a);
   int64_t const row = int64_t(place.down) * kRunRows;
-  Matrix const m = matrix_of(d, place.expert, Kind::kBlock);
+  Matrix const m = matrix_of(is_a ? p.a : p.b, place.expert, Kind::kBlock);
   if (row < m.rows) dequantise_tile<Kind>(m, row, int64_t(place.across) * kTileColumns);
 }
 
@@ -107,7 +117,7 @@ __global__ void __launch_bounds__(kThreads) dequantise_transposed(Dequantise con
   // The odd stride and the half's shift keep a warp's 8 x 4 words in different banks.
   auto word_at = [](int k, int word) { return k * kStride + k / 32 * 4 + word; };
   __shared__ uint32_t tile[kTileK * kStride + 4];
-  Grid::Place const place = grid.place();
+  Grid::Place const place = grid.place(blockIdx.x);
   int64_t const tile_row = int64_t(place.down) * kTileN, tile_column = int64_t(place.across) * kTileK;
   Matrix const m = matrix_of(d, place.expert, Kind::kBlock);
   if (m.rows == 0) return;
@@ -177,7 +187,7 @@ struct TokenScales {
 template <class Kind>
 __global__ void __launch_bounds__(kThreads) dequantise_token_runs(DequantiseTokens const d, Grid const grid) {
   static_assert(kTileColumns == kRowAlignment, "a tile's tokens are one expert's");
-  Grid::Place const place = grid.place();
+  Grid::Place const place = grid.place(blockIdx.x);
   int64_t const token = int64_t(place.across) * kTileColumns;
   TokenScales const s = TokenScales::of(d, token, Kind::kBlock);
   if (!s.base) return;
@@ -191,7 +201,7 @@ template <class Kind>
 __global__ void __launch_bounds__(kThreads) dequantise_token_columns(DequantiseTokens const d, Grid const grid) {
   using Format = typename Kind::Format;
   constexpr int kBlockWarps = kWarps * Kind::kBlock / kTileTokens, kUnits = Kind::kBlock / kBlockWarps;
-  Grid::Place const place = grid.place();
+  Grid::Place const place = grid.place(blockIdx.x);
   int const warp = threadIdx.x / 32;
   int64_t const block_token = int64_t(place.down) * kTileTokens + warp / kBlockWarps * Kind::kBlock;
   int64_t const row = int64_t(place.across) * kTileColumns + threadIdx.x % 32 * 8;
@@ -240,18 +250,27 @@ inline constexpr bool kIsFP8 = Kind::Format::kPerByte == 1;
 
 }  // namespace
 
-void dequantise(Dequantise const& d, cudaStream_t stream) {
-  with_kind(d.format, d.scale_dtype, d.sf_vec_size, [&](auto kind) {
+void dequantise(Dequantise const& a, Dequantise const* b, cudaStream_t stream) {
+  with_kind(a.format, a.scale_dtype, a.sf_vec_size, [&](auto kind) {
     using Kind = decltype(kind);
-    int64_t const rows = d.by_token ? d.rows : d.rows_per_expert, experts = d.by_token ? 1 : d.experts;
     if constexpr (kIsFP8<Kind>) {
-      if (d.transposed) {
-        return launch<Dequantise>(dequantise_transposed<Kind>, d, ceil_div<int64_t>(d.columns, kTileK),
-                                  ceil_div<int64_t>(rows, kTileN), experts, stream);
+      if (b && b->transposed) {
+        launch<Dequantise>(dequantise_transposed<Kind>, *b, ceil_div<int64_t>(b->columns, kTileK),
+                           ceil_div<int64_t>(b->rows_per_expert, kTileN), b->experts, stream);
+        b = nullptr;
       }
     }
-    launch<Dequantise>(dequantise_rows<Kind>, d, ceil_div<int64_t>(d.columns, kTileColumns),
-                       ceil_div<int64_t>(rows, kRunRows), experts, stream);
+    auto const grid_of = [](int64_t rows, int64_t columns) {
+      return Grid{uint32_t(ceil_div<int64_t>(columns, kTileColumns)), uint32_t(ceil_div<int64_t>(rows, kRunRows))};
+    };
+    Both both{a, {}, grid_of(a.rows, a.columns), {}, 0};
+    both.blocks_of_a = both.grid_a.across * both.grid_a.down;
+    uint32_t blocks = both.blocks_of_a;
+    if (b) {
+      both.b = *b, both.grid_b = grid_of(b->rows_per_expert, b->columns);
+      blocks += both.grid_b.across * both.grid_b.down * uint32_t(b->experts);
+    }
+    cuda::launch(dequantise_rows<Kind>, blocks, kThreads, 0, stream, both);
   });
 }
 

@@ -30,7 +30,7 @@ struct Dequantise {
   bool transposed;
   __nv_bfloat16* out;
 };
-void dequantise(Dequantise const& problem, cudaStream_t stream);
+void dequantise(Dequantise const& a, Dequantise const* b, cudaStream_t stream);  // b: of A's format, or null
 
 // An operand of the weight gradient; out keeps its storage's orientation. Tokens at or past the last expert's end are
 // left unwritten.

@@ -99,14 +99,13 @@ void dequantise_operands(GroupedGemm const& p, Workspace const& w, int64_t const
   a.data = p.a, a.scales = p.sfa, a.rows = p.m, a.columns = p.k;
   a.experts = p.experts, a.padded_offsets = p.single_group ? nullptr : p.padded_offsets;
   a.by_token = true, a.offset_limit = p.m, a.out = w.a;
-  dequantise(a, stream);
-  if (!p.scaled_weights()) return;
+  if (!p.scaled_weights()) return dequantise(a, nullptr, stream);
   Dequantise b = a;
   b.data = p.b, b.scales = p.sfb, b.rows_per_expert = p.n, b.out_rows_per_expert = Workspace::padded_n(p);
   b.expert_bytes = p.b_expert_bytes, b.scale_expert_bytes = p.sfb_expert_bytes;
   b.pointers = pointers, b.scale_pointers = scale_pointers;
   b.by_token = false, b.transposed = p.b_is_n_major, b.out = w.b;
-  dequantise(b, stream);
+  dequantise(a, &b, stream);
 }
 
 CUtensorMap map_of_a(void const* a, GroupedGemm const& p, bool interleaved) {
