@@ -252,7 +252,7 @@ def simulate(config):
     """PTX instructions that the simulator executed, by opcode: of a tile and sub-partition."""
     import cases
     import cases_forward
-    from sm100_engine import simulated_engine
+    from simulated_engine import simulated_engine
 
     kind = {
         "mxfp8": {"ab": "e4m3", "d": "e4m3"},

@@ -1,7 +1,9 @@
-"""The shipped SM100 engine in the simulator, behind the operators: what they are given are tensors of the CPU.
+"""A shipped GPU engine in the simulator, behind the operators: what they are given are tensors of the CPU.
 
     with simulated_engine(schedule="adversarial", seed=3) as simulator:
         torch.ops.cudnn_grouped.dsrelu(...)
+
+ENGINE says which; a test module changes it for its own tests.
 
 A check that fires is raised as SimulationError. A decorator too: the test then shows the SimulationError.
 """
@@ -20,14 +22,20 @@ CSRC = ROOT / "csrc"
 GLUE = ROOT / "tests" / "sm100_simulator" / "kernels" / "shipped_engine.cu"
 
 
+ARCHS = {"sm90": "90a", "sm100": "100a"}
+ENGINE = "sm100"
+
+
 @functools.cache
-def engine_library() -> Path:
-    """csrc/sm100 and what it uses of csrc/cuda, on the core that this process has loaded."""
+def engine_library(engine: str) -> Path:
+    """The engine and what it uses of csrc/cuda, on the core that this process has loaded."""
     # device.cu would answer for the GPUs of this process.
     cuda = [path for path in sorted((CSRC / "cuda").glob("*.cu")) if path.name != "device.cu"]
-    sources = [GLUE, *sorted((CSRC / "sm100").glob("*.cu")), *cuda]
+    sources = [GLUE, *sorted((CSRC / engine).glob("*.cu")), *cuda]
     hidden = ["-Xcompiler", "-fvisibility=hidden"]  # else two versions of the engine would share their statics
-    return compile_kernels(sources, include=[CSRC], flags=hidden, link=[library.FOLDER / "libcudnn_grouped.so"])
+    core = library.FOLDER / "libcudnn_grouped.so"
+    name = [f'SHIPPED_ENGINE="{engine}"']
+    return compile_kernels(sources, defines=name, archs=ARCHS[engine], include=[CSRC], flags=hidden, link=[core])
 
 
 @contextlib.contextmanager
@@ -38,17 +46,18 @@ def simulated_engine(schedule="immediate", seed=1, sms=4, *, shorten="", offsets
     offsets, b_ptrs, sfb_ptrs: tensors that the kernels read in place of those that the operator has checked.
     """
     simulator = Simulator(schedule, seed, sms)
-    if problem := simulator.call(engine_library(), "simulated_engine_enter", shorten.encode()):
+    kernels = engine_library(ENGINE)
+    if problem := simulator.call(kernels, "simulated_engine_enter", shorten.encode()):
         raise RuntimeError(
-            f"simulated_engine: {['', 'another one is active', 'csrc/sm100 registers no engine'][problem]}"
+            f"simulated_engine: {['', 'another one is active', f'csrc/{ENGINE} registers no engine'][problem]}"
         )
     unchecked = [0 if tensor is None else tensor.data_ptr() for tensor in (offsets, b_ptrs, sfb_ptrs)]
-    simulator.call(engine_library(), "simulated_engine_unchecked", *map(ctypes.c_void_p, unchecked))
+    simulator.call(kernels, "simulated_engine_unchecked", *map(ctypes.c_void_p, unchecked))
     try:
         yield simulator
     except Exception:
         simulator.check()  # the check that fired is the reason
         raise
     finally:
-        simulator.call(engine_library(), "simulated_engine_leave")
+        simulator.call(kernels, "simulated_engine_leave")
     simulator.check()

@@ -25,7 +25,7 @@ import torch
 from cases import DTYPES, FP4, FP8, Case, raw
 from cases_forward import DactCase, WgradCase
 from pairwise import pairwise
-from sm100_engine import simulated_engine
+from simulated_engine import simulated_engine
 from sm100_simulator import SimulationError
 
 import cudnn_grouped
@@ -558,27 +558,31 @@ SIZES = (
 )
 
 
-def adopt(module, name: str, *marks) -> None:
-    """The test as a test of this module, in the simulator, on the values of its parameters that the engine serves."""
-    test = simulated_engine()(getattr(module, name))
-    test.pytestmark = [*map(only_served, getattr(test, "pytestmark", ())), *(mark.mark for mark in marks)]
-    globals()[f"{module.__name__}_{name.removeprefix('test_')}"] = test
+def adopt_all(adopters: dict, served) -> None:
+    """The tests as tests of a module, in the simulator, on the values of their parameters that the engine serves."""
+
+    def only_served(mark):
+        if mark.name != "parametrize" or mark.args[0] not in ("case", "op"):
+            return mark
+        values = [value for value in mark.args[1] if served(value)]
+        return pytest.mark.parametrize(mark.args[0], values, **mark.kwargs).mark
+
+    def adopt(module, name: str, *marks) -> None:
+        test = simulated_engine()(getattr(module, name))
+        test.pytestmark = [*map(only_served, getattr(test, "pytestmark", ())), *(mark.mark for mark in marks)]
+        adopters[f"{module.__name__}_{name.removeprefix('test_')}"] = test
+
+    for module in MODULES:
+        for name in vars(module):
+            if name.startswith("test_") and name not in NOT_HERE and callable(getattr(module, name)):
+                adopt(module, name, *([] if name in QUICK else [pytest.mark.slow]))
+    for name in SIZES:
+        adopt(test_gpu_contract, name, pytest.mark.slow)
+    adopt(test_determinism, "test_reordered_experts_keep_their_bits", pytest.mark.slow)
+    adopt(test_gpu_contract, "test_operands_at_any_16_bytes", pytest.mark.slow, pytest.mark.usefixtures("moved"))
 
 
-def only_served(mark):
-    if mark.name != "parametrize" or mark.args[0] not in ("case", "op"):
-        return mark
-    values = [value for value in mark.args[1] if served(value)]
-    return pytest.mark.parametrize(mark.args[0], values, **mark.kwargs).mark
-
-
-for module in MODULES:
-    for name in vars(module):
-        if name.startswith("test_") and name not in NOT_HERE and callable(getattr(module, name)):
-            adopt(module, name, *([] if name in QUICK else [pytest.mark.slow]))
-for name in SIZES:
-    adopt(test_gpu_contract, name, pytest.mark.slow)
-adopt(test_determinism, "test_reordered_experts_keep_their_bits", pytest.mark.slow)
+adopt_all(globals(), served)
 
 
 @pytest.fixture
@@ -586,8 +590,6 @@ def moved(monkeypatch):
     """Operators on copies of their tensors."""
     gpu_device.patch_operators(monkeypatch, torch.device("cpu"))
 
-
-adopt(test_gpu_contract, "test_operands_at_any_16_bytes", pytest.mark.slow, pytest.mark.usefixtures("moved"))
 
 
 @pytest.mark.parametrize(

@@ -163,9 +163,11 @@ Step store(Context& c, Op const& op) {
     std::function<std::vector<u8>()> gather;
     std::function<void(std::vector<u8> const&)> write;
     std::string const function = d.text;
+    bool overhangs = false;  // part of the box is not stored, and need not have been written
     if (rank) {
       Box const box = read_box(c, d, to.at(c, l), 5, l, shared, true);
       bytes = box.map.box_bytes();
+      for (int i = 0; i < rank; ++i) overhangs |= u64(box.at[size_t(i)]) + box.map.box[i] > box.map.dimension[i];
       gather = [&cluster, box, shared] { return gather_box(cluster, box.map, shared); };
       write = [&m, box, function](std::vector<u8> const& data) {
         write_box(m, box.map, box.at.data(), data, function);
@@ -190,7 +192,7 @@ Step store(Context& c, Op const& op) {
       };
     }
     Cta& cta = c.cluster.owner(shared, bytes, "a bulk store");
-    cta.shadow.begin_bulk_read(cluster, c.warp, cta.rank, shared & kOffsetMask, bytes);
+    cta.shadow.begin_bulk_read(cluster, c.warp, cta.rank, shared & kOffsetMask, bytes, overhangs);
     auto& group = c.warp.open_groups[l];
     if (!group) group = std::make_shared<BulkGroup>();
     group->lane = l;

@@ -204,6 +204,13 @@ std::string where(Machine const& m, Warp const& w, u32 pc, u32 mask) {
     for (Value const& v : load.values)
       if (v.id == id)
         fail("in_flight", "register %s is the result of a tcgen05.ld without a tcgen05.wait::ld", name.c_str());
+  auto groups = c.warp.multiplications;
+  groups.push_back(c.warp.open_multiplications);
+  for (auto const& group : groups)
+    for (auto const* results : group.results)
+      for (Value const& v : *results)
+        if (v.id == id)
+          fail("in_flight", "register %s is an accumulator of a wgmma without a wgmma.wait_group", name.c_str());
   if (!c.warp.tensor_loads.empty())
     fail("in_flight",
          "register %s is read and holds nothing yet: the warp has loads of tensor memory without a tcgen05.wait::ld",
@@ -316,6 +323,8 @@ bool Machine::run_slice(Cluster& cluster, Warp& w, int quantum) {
       for (auto const& group : w.open_groups)
         if (group) fail("in_flight", "a warp exits with bulk stores that it never committed");
       if (!w.tensor_loads.empty()) fail("in_flight", "a warp exits with a tcgen05.ld that it has not waited for");
+      if (!w.multiplications.empty() || !w.open_multiplications.results.empty())
+        fail("in_flight", "a warp exits with a wgmma that it has not waited for");
       if (cta.live_warps == 0) {
         if (u32 const n = cta.tensor.allocated())
           fail("tensor_memory", "a CTA exits with %u columns of tensor memory allocated", n);

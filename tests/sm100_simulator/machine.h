@@ -1,6 +1,7 @@
 // The simulated machine: a grid of clusters of CTAs of warps, their memories, and the asynchronous units.
 #pragma once
 #include <array>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <random>
@@ -81,6 +82,12 @@ struct Warp {
     std::vector<Value> values;
   };
   std::vector<TensorLoad> tensor_loads;  // tcgen05.ld without a wait as yet
+  struct Multiplications {               // a group of wgmma
+    std::vector<u32> reads;              // pieces of 16 bytes of shared memory
+    std::vector<std::vector<Value> const*> results;
+  };
+  Multiplications open_multiplications;
+  std::deque<Multiplications> multiplications;  // committed, oldest first
   std::map<u64, u64> acquired_maps;      // tensor map to the time of its fence
   u32 registers = 0;
 

@@ -30,6 +30,10 @@ MatrixDescriptor parse_descriptor(u64 x) {
     default:
       fail("descriptor", "swizzle mode %d of a shared-memory descriptor", int(x >> 61));
   }
+  return place_of(x, swizzle);
+}
+
+MatrixDescriptor place_of(u64 x, int swizzle) {
   MatrixDescriptor const d{u32(x & 0x3fff) << 4, u32(x >> 16 & 0x3fff) << 4, u32(x >> 32 & 0x3fff) << 4, swizzle};
   // A swizzle's pattern repeats every 8 rows of its span; a start within the first row advances along K.
   u32 const span = 16u << swizzle;
@@ -45,15 +49,14 @@ u32 k_major_offset(MatrixDescriptor const& d, u32 row, u32 piece) {
   return swizzled(d.start + row / 8 * d.stride + row % 8 * span + along, d.swizzle);
 }
 
-namespace {
-
-// The piece that holds elements [piece * T, ...) of the row dimension at step k, where rows are contiguous.
 u32 row_major_offset(MatrixDescriptor const& d, u32 piece, u32 k) {
   u32 const wide = 1u << d.swizzle;  // pieces of a swizzle's span
   if (!d.swizzle) return d.start + piece * d.stride + k % 8 * 16 + k / 8 * d.leading;
   return swizzled(d.start + piece % wide * 16 + piece / wide * d.leading + k % 8 * (wide * 16) + k / 8 * d.stride,
                   d.swizzle);
 }
+
+namespace {
 
 struct Instruction {  // the fields of the instruction descriptor
   int m, n, format_a, format_b, scale_id_a, scale_id_b;

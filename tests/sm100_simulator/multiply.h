@@ -26,8 +26,12 @@ struct MatrixDescriptor {
   int swizzle;                 // 0 none, 1: 32, 2: 64, 3: 128 bytes
 };
 MatrixDescriptor parse_descriptor(u64 descriptor);
+// The fields that SM90's descriptors have at the same place. Fails where the swizzle's pattern does not fit the start.
+MatrixDescriptor place_of(u64 descriptor, int swizzle);
 // Offset of the piece of 16 bytes that holds row `row`'s `piece` along K.
 u32 k_major_offset(MatrixDescriptor const& d, u32 row, u32 piece);
+// Of the piece that holds 16 bytes of rows at step k, where rows are contiguous.
+u32 row_major_offset(MatrixDescriptor const& d, u32 piece, u32 k);
 
 // Fails if a tcgen05.ld without a wait still reads these columns of the CTA.
 void check_loads_finished(Cta const& cta, u32 column, u32 columns, u32 blocks);

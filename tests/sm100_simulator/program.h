@@ -132,6 +132,7 @@ bool decode_lanes(Decoder&, Statement const&, Op&, Class&);
 bool decode_barrier(Decoder&, Statement const&, Op&, Class&);
 bool decode_copy(Decoder&, Statement const&, Op&, Class&);
 bool decode_tensor(Decoder&, Statement const&, Op&, Class&);
+bool decode_wgmma(Decoder&, Statement const&, Op&, Class&);
 
 [[noreturn]] void unsupported(Statement const& s, char const* why = "is not known to the simulator");
 

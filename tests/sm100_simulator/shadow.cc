@@ -37,8 +37,8 @@ void check_not_moving(SharedWord const& s, u32 rank, u32 offset, bool write, cha
          who, rank, offset);
   if (write && s.being_read)
     fail("in_flight",
-         "%s writes shared memory that a bulk store has still to read (CTA %u, offset %#x): wait with "
-         "cp.async.bulk.wait_group.read and a barrier first",
+         "%s writes shared memory that a bulk store or a wgmma has still to read (CTA %u, offset %#x): wait with "
+         "cp.async.bulk.wait_group.read or wgmma.wait_group, and a barrier, first",
          who, rank, offset);
 }
 
@@ -93,11 +93,12 @@ void SharedShadow::write(Cluster const& c, Warp const& w, u32 rank, u32 offset, 
   }
 }
 
-void SharedShadow::async_read(Cluster const& c, Warp const& w, u32 rank, u32 offset, u32 bytes, Stamp stamp) {
+void SharedShadow::async_read(Cluster const& c, Warp const& w, u32 rank, u32 offset, u32 bytes, Stamp stamp,
+                              bool may_be_unwritten) {
   for (u32 i = offset / 4; i * 4 < offset + bytes; ++i) {
     SharedWord& s = words_[i];
     check_not_moving(s, rank, i * 4, false, "an asynchronous read");
-    if (s.written_bytes != 0xf)
+    if (s.written_bytes != 0xf && !may_be_unwritten)
       fail("uninitialised", "an asynchronous read of shared memory that was never written (CTA %u, offset %#x)", rank,
            i * 4);
     if (!s.writer.before(w.clock)) race(c, rank, i * 4, "an asynchronous read", s.writer, "a write");
@@ -132,8 +133,9 @@ void SharedShadow::end_async_write(u32 offset, u32 bytes, Stamp stamp) {
   }
 }
 
-void SharedShadow::begin_bulk_read(Cluster const& c, Warp const& w, u32 rank, u32 offset, u32 bytes) {
-  async_read(c, w, rank, offset, bytes, Stamp());
+void SharedShadow::begin_bulk_read(Cluster const& c, Warp const& w, u32 rank, u32 offset, u32 bytes,
+                                   bool may_be_unwritten) {
+  async_read(c, w, rank, offset, bytes, Stamp(), may_be_unwritten);
   for (u32 i = offset / 4; i * 4 < offset + bytes; ++i) ++words_[i].being_read;
 }
 
@@ -143,6 +145,13 @@ void SharedShadow::end_bulk_read(u32 offset, u32 bytes, Stamp stamp) {
     --s.being_read;
     s.readers[0] = stamp;
     s.reader_bytes |= 0xf;
+  }
+}
+
+void SharedShadow::end_read(Warp const& w, u32 offset, u32 bytes) {
+  for (u32 i = offset / 4; i * 4 < offset + bytes; ++i) {
+    --words_[i].being_read;
+    words_[i].remember_reader(w.stamp(), 0xf, w.clock);
   }
 }
 

@@ -16,7 +16,7 @@ struct SharedWord {
   u32 written_bytes : 4;  // ever
   u32 writer_bytes : 4;   // by `writer`
   u32 reader_bytes : 8;   // by each of `readers`
-  u32 being_read : 13;    // bulk stores that have not yet read it
+  u32 being_read : 13;    // bulk stores and multiplications that have not yet read it
   u32 in_flight : 1;      // an asynchronous copy is writing it
   u32 generic : 1;        // `writer` wrote through the generic proxy
   u32 mbarrier : 1;
@@ -35,11 +35,13 @@ class SharedShadow {
   void read_flag(u32 rank, u32 offset, u32 bytes) const;  // by a load that synchronises: it may race
   void write(Cluster const& c, Warp const& w, u32 rank, u32 offset, u32 bytes);
   // By an asynchronous unit, on behalf of the warp that issued it.
-  void async_read(Cluster const& c, Warp const& w, u32 rank, u32 offset, u32 bytes, Stamp stamp);
+  void async_read(Cluster const& c, Warp const& w, u32 rank, u32 offset, u32 bytes, Stamp stamp,
+                  bool may_be_unwritten = false);
   void begin_async_write(Cluster const& c, Warp const& w, u32 rank, u32 offset, u32 bytes);
   void end_async_write(u32 offset, u32 bytes, Stamp stamp);
-  void begin_bulk_read(Cluster const& c, Warp const& w, u32 rank, u32 offset, u32 bytes);
+  void begin_bulk_read(Cluster const& c, Warp const& w, u32 rank, u32 offset, u32 bytes, bool may_be_unwritten = false);
   void end_bulk_read(u32 offset, u32 bytes, Stamp stamp);
+  void end_read(Warp const& w, u32 offset, u32 bytes);  // the same, by a wait of the warp: several may read at once
   void forget_writer(u32 offset, u32 bytes);  // atomics order themselves
   void set_mbarrier(u32 offset, bool on);
 

@@ -1,14 +1,17 @@
-// The SM100 engine in the CPU engine's place: what the operators are given, tensors of the CPU, is device memory of the
-// simulator. Compiled together with csrc/sm100 and csrc/cuda. tests/sm100_engine.py calls the C functions.
+// A GPU engine in the CPU engine's place: what the operators are given, tensors of the CPU, is device memory of the
+// simulator. Compiled together with csrc/cuda and csrc/ENGINE, where SHIPPED_ENGINE is "ENGINE". tests/simulated_engine.py
+// calls the C functions.
 #include <algorithm>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 
 #include "core/engine.h"
 #include "core/scale_layout.h"
+#include "core/weight_gradient.h"
 
 // The simulator's (api.cc); it is loaded before this library.
 extern "C" {
@@ -25,13 +28,13 @@ namespace {
 
 using namespace cudnn_grouped;
 
-// The engine that this library brought; nameless where csrc/sm100 has none. The process's list of engines is left as it
+// The engine that this library brought; nameless where there is none. The process's list of engines is left as it
 // was: other tests print it.
 Engine const& shipped() {
   static Engine const engine = [] {
     auto& all = const_cast<std::deque<Engine>&>(engines());
     Engine const last = all.back();
-    if (std::string(last.name) != "sm100") return Engine{};
+    if (std::string(last.name) != SHIPPED_ENGINE) return Engine{};
     all.pop_back();
     return last;
   }();
@@ -188,6 +191,39 @@ void run(GroupedGemm const& p, Launch const& given) {
   ranges.run([&] { shipped().run(on_device(p), launch); });
 }
 
+WeightGradient on_device(WeightGradient const& given) {
+  WeightGradient p = given;
+  p.device = {Device::Type::cuda, simulator_device()};
+  if (unchecked.offsets) p.padded_offsets = unchecked.offsets;
+  p.checked_offsets.clear();
+  return p;
+}
+
+int64_t weight_gradient_workspace_bytes(WeightGradient const& p, int) {
+  return shipped().weight_gradient_workspace_bytes(on_device(p), 1);
+}
+
+void weight_gradient(WeightGradient const& given, Launch const& launch) {
+  std::lock_guard<std::mutex> const lock(one_at_a_time);
+  WeightGradient const p = on_device(given);
+  Ranges ranges;
+  for (auto const& [operand, name, scales] : {std::tuple{p.a, "a", "sfa"}, std::tuple{p.b, "b", "sfb"}}) {
+    ranges.input(name, operand.data, operand_bytes(p.operands, operand.rows * p.tokens));
+    if (p.block_scaled()) ranges.input(scales, operand.scales, scale_bytes(operand.rows, p.tokens / p.sf_vec_size));
+  }
+  ranges.input("padded_offsets", p.padded_offsets, p.experts * 4);
+  ranges.input("global_scale_a", p.global_scale_a, p.experts * 4);
+  ranges.input("global_scale_b", p.global_scale_b, p.experts * 4);
+  for (void* out : p.out) {
+    int64_t const bytes = p.a.rows * p.b.rows * bytes_of(p.out_dtype);
+    p.accumulate ? ranges.accumulator("out", out, bytes) : ranges.output("out", out, bytes);
+  }
+  ranges.output("workspace", launch.workspace, weight_gradient_workspace_bytes(p, 1));
+  Launch here;
+  here.workspace = launch.workspace;
+  ranges.run([&] { shipped().weight_gradient(p, here); });
+}
+
 void quantize(QuantizeProblem p, bool back) {
   std::lock_guard<std::mutex> const lock(one_at_a_time);
   Ranges ranges;
@@ -231,8 +267,8 @@ extern "C" CG_API int simulated_engine_enter(char const* name) {
   shortened = name;
   entry.workspace_bytes = workspace_bytes;
   entry.run = run;
-  entry.weight_gradient_workspace_bytes = shipped().weight_gradient_workspace_bytes;
-  entry.weight_gradient = shipped().weight_gradient;  // the engine has none; it would be given no memory
+  entry.weight_gradient_workspace_bytes = weight_gradient_workspace_bytes;
+  entry.weight_gradient = shipped().weight_gradient ? weight_gradient : nullptr;
   entry.quantize = [](QuantizeProblem const& p, Launch const&) { quantize(p, false); };
   entry.dequantize = [](QuantizeProblem const& p, Launch const&) { quantize(p, true); };
   entry.reduce_dbias = reduce_dbias;
