@@ -171,11 +171,11 @@ struct Results {
 
   void gradients(int prob_rank, bool generate_dbias) {
     dprob = prob_rank == 1 ? empty({p_.m}, DType::float32, p_.device) : empty({p_.m, 1, 1}, DType::float32, p_.device);
-    p_.dprob_is_new = true;
+    p_.sums_are_new = true;
     p_.dprob = static_cast<float*>(address_of(dprob));
     dbias = generate_dbias ? empty({p_.experts, p_.d_columns(), 1}, DType::bfloat16, p_.device) : none(DType::bfloat16);
     if (!generate_dbias) return;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_zero_(dbias.get()));
+    if (p_.m == 0) TORCH_ERROR_CODE_CHECK(aoti_torch_zero_(dbias.get()));  // the engines do nothing
     p_.dbias = static_cast<uint16_t*>(address_of(dbias));
   }
 

@@ -113,10 +113,10 @@ struct GroupedGemm {
   SiTUGLU situglu;
   EpilogueOp epilogue_op;
 
-  // Outputs; null when absent (D in dact alone). dbias and amax are accumulated onto, and so is dprob unless it is new.
+  // Outputs; null when absent (D in dact alone). amax is accumulated onto, and so are dprob and dbias unless they are new.
   void *d_row, *d_col;
+  bool sums_are_new;
   float* dprob;
-  bool dprob_is_new;
   uint16_t* dbias;
   float* amax;  // (experts, amax_width())
   uint8_t *sfd_row, *sfd_col;

@@ -142,7 +142,7 @@ void add_dprob(GroupedGemm const& p, Partials const& partials, int64_t rows) {
     for (int64_t slot = 0; slot < partials.column_tiles; ++slot) {
       sum += partials.dprob[row * partials.dprob_slots + slot];
     }
-    p.dprob[row] = p.dprob_is_new ? sum : p.dprob[row] + sum;
+    p.dprob[row] = p.sums_are_new ? sum : p.dprob[row] + sum;
   }
 }
 
@@ -162,7 +162,7 @@ void add_dbias(GroupedGemm const& p, Partials const& partials, Scratch& scratch)
         for (int64_t i = 0; i < count; ++i) sum[i] += partials.dbias[slot * columns + first + i];
       }
       uint16_t* out = p.dbias + g * columns + first;
-      for (int64_t i = 0; i < count; ++i) out[i] = encode_bf16(decode_bf16(out[i]) + sum[i]);
+      for (int64_t i = 0; i < count; ++i) out[i] = encode_bf16((p.sums_are_new ? 0.f : decode_bf16(out[i])) + sum[i]);
     }
   }
 }

@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(256) finish_kernel(__grid_constant__ Finish co
       }
     } else {
       float const total = sum(0, p.n_tiles);
-      p.dprob[row] = row >= rows ? 0.f : p.dprob_is_new ? total : p.dprob[row] + total;
+      p.dprob[row] = row >= rows ? 0.f : p.is_new ? total : p.dprob[row] + total;
     }
   }
   for (Finish::Rows const& tensor : p.rows) {
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(1024) bias_kernel(__grid_constant__ BiasSums c
   if (line || column >= p.columns) return;
   for (int i = 1; i < 32; ++i) sum += partial[i][threadIdx.x];
   uint16_t& out = p.dbias[expert * p.columns + column];
-  out = uint16_t(encode_bf16(decode_bf16(out) + sum));
+  out = uint16_t(encode_bf16((p.is_new ? 0.f : decode_bf16(out)) + sum));
 }
 
 __global__ void __launch_bounds__(256) documented_bias_kernel(__grid_constant__ BiasSums const p) {

@@ -16,7 +16,7 @@ struct Finish {
   int n_tiles;  // slots of dprob, [N tile][m]
   float const* dprob_slots;
   float* dprob;
-  bool dprob_is_new;            // else it is accumulated onto
+  bool is_new;                  // else it is accumulated onto
   float* documented_dprob;      // in its place: the documented workspace, (m, documented_slots)
   int documented_slots, parts;  // parts: as many N tiles make one of its slots
   struct Rows {
@@ -29,11 +29,13 @@ struct Finish {
 };
 void finish(Finish const&, int blocks, cudaStream_t);
 
-// dbias += the sums of slots of kSlotRows rows, [m / 32][columns]; or, for the documented workspace, of four of them.
+// dbias becomes the sums of slots of kSlotRows rows, [m / 32][columns], or they are added to it; or, for the documented
+// workspace, those of four slots.
 struct BiasSums {
   Experts experts;
   int64_t columns;
   float const* slots;
+  bool is_new;
   uint16_t *dbias, *documented;
 };
 void sum_bias(BiasSums const&, cudaStream_t);

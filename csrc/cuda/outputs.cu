@@ -38,7 +38,7 @@ Finish finish_of(GroupedGemm const& p, float const* dprob_slots, int slots, int 
   Finish end{};
   end.experts = experts_of(p);
   end.n_tiles = slots;
-  end.dprob_slots = dprob_slots, end.dprob = p.dprob, end.dprob_is_new = p.dprob_is_new;
+  end.dprob_slots = dprob_slots, end.dprob = p.dprob, end.is_new = p.sums_are_new;
   end.documented_dprob = p.dprob_slots, end.documented_slots = int(grid_n(p.n, p.tile_n, p.cluster_n));
   end.parts = parts;
   end.rows[0] = {p.d_row, p.d_columns() * bytes_of(p.d_dtype)};

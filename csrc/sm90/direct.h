@@ -17,6 +17,7 @@ struct Direct {
     Params const& p = args.p;
     Scalars<Step> const scalars(p, tile.expert);
     TileSums<Step, kInterleaved> sums(p, tile, warp, lane);
+    float* const slot = slot_of(p, sums, warp, lane);
     int64_t const c_columns = Step::kForward ? p.n : int64_t(p.n) * kWidth;
     int64_t const d_columns = Step::kForward ? p.n / kWidth : int64_t(p.n) * kWidth;
 #pragma unroll 1
@@ -63,7 +64,7 @@ struct Direct {
 #pragma unroll
               for (int w = 0; w < kWidth; ++w) c[i][w] = {x[0][w], x[1][w]};
             }
-            after_activation<Step, kInterleaved>(p, sums, tile, warp, lane, d_column, inside, d);
+            after_activation<Step, kInterleaved>(p, sums, slot + (d_column - lane % 4 * 2), lane, inside, d);
             if (!inside) continue;
 #pragma unroll
             for (int i = 0; i < 4; ++i) {

@@ -51,14 +51,14 @@ bool is_staged(GroupedGemm const& p) {
 Kernel kernel_of(GroupedGemm const& p) {
   auto const& kernels = kernels_of(p.activation);
   auto const& direction = p.forward() ? kernels.forward : kernels.backward;
-  bool const extras = p.amax || p.dbias || p.dbias_slots || p.bias || p.epilogue_op != EpilogueOp::identity;
+  bool const dbias = p.dbias || p.dbias_slots, others = p.amax || p.bias || p.epilogue_op != EpilogueOp::identity;
   if (p.d_dtype == DType::float8_e5m2) return direction.e5m2_any_c;
   if (p.d_dtype == DType::float8_e4m3fn) {
     if (!stages_c(p) && !p.forward()) return direction.e4m3_any_c;
-    return extras ? direction.e4m3_with_extras : direction.e4m3;
+    return dbias || others ? direction.e4m3_with_extras : direction.e4m3;
   }
   if (!is_staged(p)) return direction.direct;
-  return extras ? direction.staged_with_extras : direction.staged;
+  return others ? direction.staged_with_extras : dbias ? direction.staged_with_dbias : direction.staged;
 }
 
 // Columns of the GEMM behind one slot of dprob.
@@ -214,7 +214,7 @@ void run(GroupedGemm const& p, Launch const& launch) {
   }
   int const slots = int(ceil_div<int64_t>(p.n, slot_columns)), parts = int(p.tile_n / slot_columns);
   cuda::finish(cuda::finish_of(p, w.dprob, slots, parts), blocks, stream);
-  if (w.dbias) cuda::sum_bias({experts_of(p), p.d_columns(), w.dbias, p.dbias, p.dbias_slots}, stream);
+  if (w.dbias) cuda::sum_bias({experts_of(p), p.d_columns(), w.dbias, p.sums_are_new, p.dbias, p.dbias_slots}, stream);
 }
 
 // Weight gradient ------------------------------------------------------------------------------------------------

@@ -60,21 +60,40 @@ struct TileSums {
   }
 };
 
-// d[row][output][e]: one group of 8 columns of a unit; `column` of D is this thread's first, inside
-// N or not; past N the values are zero.
+// What else may be wanted of a tile. Without a branch between the elements their arithmetic overlaps.
+enum class Extras {
+  none,
+  dbias,  // for certain
+  all,    // perhaps: bias, dbias, amax, an epilogue_op
+};
+
+// A lane's place among the slots of dbias, less the group's first column of D: of a group's two sums it has number
+// lane / 16 in the end, of four number lane / 8.
+template <class Step>
+inline constexpr int kLanesOfSum = Step::kOutputs == 2 ? 8 : 16;
 template <class Step, bool kInterleaved>
-__device__ __forceinline__ void after_activation(Params const& p, TileSums<Step, kInterleaved>& sums, Tile const& tile,
-                                                 int warp, int lane, int column, bool inside,
+__device__ __forceinline__ float* slot_of(Params const& p, TileSums<Step, kInterleaved> const& sums, int warp,
+                                          int lane) {
+  int const sum = lane / kLanesOfSum<Step>;
+  uint32_t const row = sums.rows.tile() / kSlotRows + warp;
+  return p.dbias + (row * uint32_t(p.n * Step::kWidth) + uint32_t(sum / 2 * kUnit + sum % 2 + lane % 4 * 2));
+}
+
+// d[row][output][e]: one group of 8 columns of a unit. slot: slot_of, at the group's first column of D. inside: this
+// thread's columns are inside N, past which the values are zero.
+template <class Step, bool kInterleaved, Extras kExtras = Extras::all>
+__device__ __forceinline__ void after_activation(Params const& p, TileSums<Step, kInterleaved>& sums, float* slot,
+                                                 int lane, bool inside,
                                                  float (&d)[4][Step::kOutputs][2]) {
   constexpr int kOutputs = Step::kOutputs;
-  if (!Step::kForward && p.epilogue_op != EpilogueOp::identity) {
+  if (kExtras == Extras::all && !Step::kForward && p.epilogue_op != EpilogueOp::identity) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
 #pragma unroll
       for (int v = 0; v < kOutputs * 2; ++v) d[i][v / 2][v % 2] = apply_epilogue_op(p.epilogue_op, d[i][v / 2][v % 2]);
     }
   }
-  if (p.amax) {
+  if (kExtras == Extras::all && p.amax) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
 #pragma unroll
@@ -82,18 +101,14 @@ __device__ __forceinline__ void after_activation(Params const& p, TileSums<Step,
         sums.amax[v / 2] = ptx::max_magnitude(sums.amax[v / 2], d[i][v / 2][v % 2]);
     }
   }
-  if (!Step::kForward && p.dbias) {
+  if (!Step::kForward && (kExtras == Extras::dbias || p.dbias)) {
     float sum[kOutputs * 2];
 #pragma unroll
     for (int v = 0; v < kOutputs * 2; ++v) {
       sum[v] = (d[0][v / 2][v % 2] + d[1][v / 2][v % 2]) + (d[2][v / 2][v % 2] + d[3][v / 2][v % 2]);
     }
-    sum_rows(sum);
-    float* slot = p.dbias + ((sums.rows.tile() / kSlotRows + warp) * uint32_t(p.n * Step::kWidth) + uint32_t(column));
-    if (lane < 4 && inside) {
-#pragma unroll
-      for (int w = 0; w < kOutputs; ++w) *reinterpret_cast<float2*>(slot + w * kUnit) = {sum[2 * w], sum[2 * w + 1]};
-    }
+    scatter<16, 4>(sum, lane, [](float x, float y) { return x + y; });
+    ptx::store_if(lane % kLanesOfSum<Step> < 4 && inside, slot, sum[0]);
   }
 }
 

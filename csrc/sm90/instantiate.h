@@ -28,9 +28,12 @@ constexpr Kernel kernel() {
 template <class Step, bool kStagedC = !Step::kForward>
 constexpr ActivationKernels::Direction direction_of() {
   // Without the extras' branches the compiler spills this one.
-  constexpr bool kExtrasAlways = std::is_same_v<Step, Forward<SiTUGLU>>;
-  return {kernel<Staged<Step, kExtrasAlways>>(),
-          kernel<Staged<Step, true>>(),
+  constexpr Extras kFew = std::is_same_v<Step, Forward<SiTUGLU>> ? Extras::all : Extras::none;
+  // The forward has no dbias.
+  constexpr Extras kDbias = Step::kForward ? Extras::all : Extras::dbias;
+  return {kernel<Staged<Step, kFew>>(),
+          kernel<Staged<Step, kDbias>>(),
+          kernel<Staged<Step, Extras::all>>(),
           kernel<Direct<Step>>(),
           kernel<Quantised<Step, kStagedC, true, false>>(),
           kernel<Quantised<Step, kStagedC, true, true>>(),

@@ -13,8 +13,8 @@ struct Kernel {
 
 struct ActivationKernels {
   struct Direction {
-    // D in BF16, C in BF16 or absent; with_extras: bias, dbias, amax. D in another plain dtype, or C.
-    Kernel staged, staged_with_extras, direct;
+    // D in BF16, C in BF16 or absent: nothing else; dbias too; bias, dbias, amax. D in another plain dtype, or C.
+    Kernel staged, staged_with_dbias, staged_with_extras, direct;
     // D in E4M3 and C in BF16; the same with extras; D in E4M3 or E5M2, any C.
     Kernel e4m3, e4m3_with_extras, e4m3_any_c, e5m2_any_c;
   } backward, forward;

@@ -15,24 +15,6 @@ struct Block {
   float value[4][kUnits][8];
 };
 
-// Maxima over lanes: v[0 .. kKeep) of all lanes whose numbers differ in the bits of kFirst down to kLast. Each lane
-// ends with its own share, those whose index has the lane's bits in front.
-template <int kCount, int kFirst, int kLast>
-CG_DEVICE void scatter_max(float (&v)[kCount], int lane) {
-  if constexpr (kFirst >= kLast) {
-    float half[kCount / 2];
-#pragma unroll
-    for (int i = 0; i < kCount / 2; ++i) {
-      bool const upper = lane & kFirst;
-      float const keep = upper ? v[i + kCount / 2] : v[i], give = upper ? v[i] : v[i + kCount / 2];
-      half[i] = ptx::max_magnitude(keep, __shfl_xor_sync(~0u, give, kFirst));
-    }
-    scatter_max<kCount / 2, kFirst / 2, kLast>(half, lane);
-#pragma unroll
-    for (int i = 0; i < kCount / 2; ++i) v[i] = half[i];
-  }
-}
-
 // A warp's rows of D overwrite its own rows of C: the row form, then the column form.
 inline constexpr int kWarpBoxBytes = kBoxBytes / 4, kFormBytes = kWarpBoxBytes / 2;
 
@@ -59,8 +41,9 @@ CG_DEVICE void quantise_block(Params const& p, cuda::ScalePlaces const& places, 
     }
   }
   // This thread's share: row 8 q + r in all units, and kUnits adjacent columns.
-  scatter_max<4 * kUnits, 2, 1>(by_row, lane);
-  scatter_max<kUnits * 8, 16, 4>(by_column, lane);
+  auto const larger = [](float x, float y) { return ptx::max_magnitude(x, y); };
+  scatter<2, 1>(by_row, lane, larger);
+  scatter<16, 4>(by_column, lane, larger);
   constexpr float kReciprocal = kE4M3 ? E4M3::kReciprocal : E5M2::kReciprocal;
   int const share_unit = kUnits == 2 ? r / 4 : 0;
   int const share_column = share_unit * kUnit + q * 8 + (kUnits == 2 ? r % 4 * 2 : r);
@@ -242,21 +225,16 @@ struct Quantised {
           }
         }
         if (kExtras && !Step::kForward && p.dbias) {
-          float* slot =
-              p.dbias + (uint32_t(tile.m / kSlotRows + warp) * uint32_t(d_columns) + uint32_t(d_column + q * 8));
+          uint32_t const slot =
+              uint32_t(tile.m / kSlotRows + warp) * uint32_t(d_columns) + uint32_t(d_column + q * 8 + r);
 #pragma unroll
           for (int u = 0; u < kUnits; ++u) {
             float sum[8];
 #pragma unroll
             for (int c = 0; c < 8; ++c)
               sum[c] = (d.value[0][u][c] + d.value[1][u][c]) + (d.value[2][u][c] + d.value[3][u][c]);
-            sum_rows(sum);
-#pragma unroll
-            for (int c = 0; c < 8; c += 4) {
-              if (lane < 4 && d_column + u * kUnit + q * 8 < d_columns) {
-                *reinterpret_cast<float4*>(slot + u * kUnit + c) = {sum[c], sum[c + 1], sum[c + 2], sum[c + 3]};
-              }
-            }
+            scatter<16, 4>(sum, lane, [](float x, float y) { return x + y; });  // this lane's: column r of the eight
+            ptx::store_if(d_column + u * kUnit + q * 8 < d_columns, p.dbias + (slot + u * kUnit), sum[0]);
           }
         }
         quantise_block<kUnits, kE4M3>(p, places, d, d_columns, d_column, norm, out, lane);

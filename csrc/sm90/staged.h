@@ -1,12 +1,11 @@
-// The epilogue with BF16 C and D: both move by TMA, through boxes of shared memory. kExtras: the bias, dbias and amax
-// may be wanted; without them nothing stands between the elements, and their arithmetic overlaps.
+// The epilogue with BF16 C and D: both move by TMA, through boxes of shared memory.
 #pragma once
 
 #include "epilogue.h"
 
 namespace cudnn_grouped::sm90 {
 
-template <class StepT, bool kExtras>
+template <class StepT, Extras kExtras>
 struct Staged {
   using Step = StepT;
   static constexpr int kN = 192, kStages = 4, kBoxes = 2;
@@ -26,6 +25,7 @@ struct Staged {
     Params const& p = args.p;
     Scalars<Step> const scalars(p, tile.expert);
     TileSums<Step, kInterleaved> sums(p, tile, warp, lane);
+    float* const slot = kExtras == Extras::none ? nullptr : slot_of(p, sums, warp, lane);
     // Lane l gives the address of row l % 8 of the 8x8 matrix l / 8: this warp's row group of that number.
     int const matrix = lane / 8, row = (matrix / 2) * 64 + warp * 16 + matrix % 2 * 8 + lane % 8;
     uint32_t const at_c = row * kSwizzledRow + (row % 8 << 4);
@@ -43,6 +43,8 @@ struct Staged {
           boxes.wait();
         }
         uint32_t const d_box = boxes.box();
+        float* slot_of_chunk = slot + n * kWidth;
+        if (kExtras != Extras::none) ptx::keep(slot_of_chunk);
 #pragma unroll
         for (int g = 0; g < Step::kGroups; ++g) {
 #pragma unroll
@@ -52,7 +54,7 @@ struct Staged {
             if (Step::kForward && ptx::hidden(n) >= p.n) return;
             if (kWidth == 1 && column >= p.n) continue;
             float bias[2][Step::kInputs] = {}, d[4][Step::kOutputs][2];
-            if (kExtras && Step::kHasBias && p.bias) load_bias<Step>(p, tile.expert, column + lane % 4 * 2, bias);
+            if (kExtras == Extras::all && Step::kHasBias && p.bias) load_bias<Step>(p, tile.expert, column + lane % 4 * 2, bias);
             uint32_t c[kWidth][4];
             if (!Step::kForward) {
 #pragma unroll
@@ -73,16 +75,17 @@ struct Staged {
                 }
 #pragma unroll
                 for (int w = 0; w < kWidth; ++w) x[e][w] = e ? ptx::high_bf16(c[w][i]) : ptx::low_bf16(c[w][i]);
-                apply<Step, kExtras>(args, scalars, in, bias[e], sums.prob[i], x[e], out, sums.dprob[i]);
+                apply<Step, kExtras == Extras::all>(args, scalars, in, bias[e], sums.prob[i], x[e], out, sums.dprob[i]);
 #pragma unroll
                 for (int w = 0; w < Step::kOutputs; ++w) d[i][w][e] = out[w];
               }
 #pragma unroll
               for (int w = 0; w < kWidth && Step::kForward; ++w) c[w][i] = ptx::pack_bf16(x[0][w], x[1][w]);
             }
-            int const d_column = (Step::kForward ? n / kWidth : n * kWidth) + g * Step::kOutputs * kUnit + j * 8;
-            if constexpr (kExtras)
-              after_activation<Step, kInterleaved>(p, sums, tile, warp, lane, d_column + lane % 4 * 2, true, d);
+            if constexpr (kExtras != Extras::none) {
+              float* const at = slot_of_chunk + (g * Step::kOutputs * kUnit + j * 8);
+              after_activation<Step, kInterleaved, kExtras>(p, sums, at, lane, true, d);
+            }
 #pragma unroll
             for (int w = 0; w < Step::kOutputs; ++w) {
               uint32_t packed[4];
@@ -103,7 +106,7 @@ struct Staged {
         boxes.advance();
       }
     }
-    sums.template write<kExtras>(p, tile, lane);
+    sums.template write<kExtras == Extras::all>(p, tile, lane);
   }
 };
 

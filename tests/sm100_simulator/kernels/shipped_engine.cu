@@ -160,9 +160,9 @@ void outputs(Ranges& r, GroupedGemm const& p) {
     r.accumulator("dbias_workspace", p.dbias_slots, p.m / kDbiasSlotRows * columns * 2);
     return;
   }
-  if (p.dprob_is_new) r.output("dprob", p.dprob, p.m * 4);
-  if (!p.dprob_is_new) r.accumulator("dprob", p.dprob, p.m * 4);
-  r.accumulator("dbias", p.dbias, p.experts * columns * 2);
+  auto const sum = p.sums_are_new && p.m > 0 ? &Ranges::output : &Ranges::accumulator;  // without rows, nothing is done
+  (r.*sum)("dprob", p.dprob, p.m * 4);
+  (r.*sum)("dbias", p.dbias, p.experts * columns * 2);
 }
 
 // The problem as it is on a device: no values on the host.
