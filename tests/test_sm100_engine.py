@@ -558,7 +558,7 @@ SIZES = (
 )
 
 
-def adopt_all(adopters: dict, served) -> None:
+def adopt_all(adopters: dict, served, modules=MODULES) -> None:
     """The tests as tests of a module, in the simulator, on the values of their parameters that the engine serves."""
 
     def only_served(mark):
@@ -572,7 +572,7 @@ def adopt_all(adopters: dict, served) -> None:
         test.pytestmark = [*map(only_served, getattr(test, "pytestmark", ())), *(mark.mark for mark in marks)]
         adopters[f"{module.__name__}_{name.removeprefix('test_')}"] = test
 
-    for module in MODULES:
+    for module in modules:
         for name in vars(module):
             if name.startswith("test_") and name not in NOT_HERE and callable(getattr(module, name)):
                 adopt(module, name, *([] if name in QUICK else [pytest.mark.slow]))
@@ -589,7 +589,6 @@ adopt_all(globals(), served)
 def moved(monkeypatch):
     """Operators on copies of their tensors."""
     gpu_device.patch_operators(monkeypatch, torch.device("cpu"))
-
 
 
 @pytest.mark.parametrize(

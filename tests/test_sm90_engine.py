@@ -1,17 +1,20 @@
-"""The contract on the shipped Hopper engine, in the simulator: the tests of test_sm100_engine.py, without what is
-Blackwell's, and with what Hopper has beside it, dequantised weights and the weight gradient."""
+"""The contract on the shipped Hopper engine, in the simulator: the tests of test_sm100_engine.py but those of what is
+Blackwell's alone, and those of what Hopper has beside it: dequantised weights and the weight gradient."""
 
+import cases
 import cases_forward as forward
 import gpu_device
 import pytest
 import simulated_engine as simulation
 import sm100_cases
 import test_sm100_engine
-from cases import Case
+import test_wgrad
+import torch
+from cases import Case, raw
 from cases_forward import WgradCase
 from simulated_engine import simulated_engine
 from sm100_simulator import SimulationError
-from test_sm100_engine import moved, run
+from test_sm100_engine import moved, run  # noqa: F401 (a fixture)
 
 pytestmark = sm100_cases.needs_nvcc
 
@@ -39,4 +42,47 @@ SHARED = (
 )
 for name in SHARED:
     globals()[name] = getattr(test_sm100_engine, name)
-test_sm100_engine.adopt_all(globals(), served=lambda case: True)
+test_sm100_engine.adopt_all(globals(), lambda case: True, (*test_sm100_engine.MODULES, test_wgrad))
+
+
+# Dequantised weights, and the weight gradient ------------------------------------------------------------------------
+
+ROWS = {"a_major": "rows", "b_major": "rows"}
+BESIDE = [
+    Case("dsrelu", dequantized=True, n=96, k=160, d="e4m3", dbias=True, weights="list_k"),
+    Case("dglu", dequantized=True, n=288, ab="fp4", sf="e4m3", vec=16, weights="ptrs_k"),
+    forward.Case("glu", dequantized=True, n=320, d="e5m2", bias="f32"),
+    forward.Case("mm", dequantized=True, weights="list_k"),
+    WgradCase((256, 768, 768), 1024, vec=16, m=144, n=272, **ROWS),
+    WgradCase((0, 512, 768), 1024, vec=16, m=144, n=208, b_major="rows", d="f32", form="accumulate"),
+    WgradCase((256, 768), ab="e4m3", m=144, n=208, **ROWS, poison=True),
+    WgradCase((256, 768), ab="e5m2", m=80, n=400, a_major="rows", d="fp16", form="out"),
+    WgradCase((512, 768), 1024, ab="fp4", sf="e4m3", vec=16, m=144, n=208, scales="a", form="accumulate"),
+    WgradCase((512, 768), ab="fp4", vec=16, m=32, n=96, discrete=False, scales="none"),
+]
+
+
+@pytest.mark.parametrize(("schedule", "seed"), [("immediate", 1), ("adversarial", 1), ("adversarial", 2)])
+@pytest.mark.parametrize("case", BESIDE, ids=str)
+def test_beside_what_blackwell_has(case, schedule, seed):
+    with simulated_engine(schedule, seed):
+        run(case)
+
+
+@pytest.mark.parametrize("name", ["a", "sfa", "b", "sfb", "padded_offsets", "global_scale_a", "global_scale_b", "out"])
+def test_a_range_of_a_weight_gradient_a_byte_too_short_is_found(name):
+    with pytest.raises(SimulationError) as error, simulated_engine(shorten=name):
+        run(WgradCase((256, 512), ab="e4m3", m=128, n=128))
+    assert error.value.category == "out_of_bounds"
+
+
+@pytest.mark.parametrize(
+    "case", [Case("dsrelu", n=528, d="e4m3", dbias=True), Case("dglu", n=288, dbias=True)], ids=str
+)
+def test_results_do_not_depend_on_the_number_of_blocks(case):
+    built, results = cases.build(case), []
+    for sms in (1, 2, 3, 7):
+        with simulated_engine(sms=sms):
+            results.append(cases.call(built)[0])
+    for name, tensor in results[0].items():
+        assert all(torch.equal(raw(tensor), raw(other[name])) for other in results[1:]), name

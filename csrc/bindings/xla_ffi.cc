@@ -102,7 +102,8 @@ void run(Arguments& a, Buffers const& results, Runtime& runtime) {
   Engine const& engine = runtime.engine();
   if (auto error = engine.check(p)) throw CallFailure{*error};
   Launch const& launch = runtime.launch(engine.workspace_bytes(p, runtime.workers()));
-  // The engines do nothing without rows. Those of D are a multiple of 16 bytes: dbias has an even number of 16-bit values.
+  // The engines do nothing without rows. Those of D are a multiple of 16 bytes: dbias has an even number of 16-bit
+  // values.
   if (p.dbias && p.m == 0) fill(p.device, p.dbias, 0, p.experts * p.d_columns() / 2, launch);
   if (p.amax) fill(p.device, p.amax, kMinusInfinity, p.experts * p.amax_width(), launch);
   engine.run(p, launch);

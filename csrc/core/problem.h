@@ -113,7 +113,8 @@ struct GroupedGemm {
   SiTUGLU situglu;
   EpilogueOp epilogue_op;
 
-  // Outputs; null when absent (D in dact alone). amax is accumulated onto, and so are dprob and dbias unless they are new.
+  // Outputs; null when absent (D in dact alone). amax is accumulated onto, and so are dprob and dbias unless they are
+  // new.
   void *d_row, *d_col;
   bool sums_are_new;
   float* dprob;

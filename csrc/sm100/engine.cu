@@ -244,7 +244,8 @@ void run(GroupedGemm const& p, Launch const& launch) {
     multiply(p, w, stream);
   }
   cuda::finish(cuda::finish_of(p, w.dprob, int(Workspace::dprob_slots(p)), parts), blocks, stream);
-  if (w.dbias) cuda::sum_bias({cuda::experts_of(p), p.d_columns(), w.dbias, p.sums_are_new, p.dbias, p.dbias_slots}, stream);
+  if (w.dbias)
+    cuda::sum_bias({cuda::experts_of(p), p.d_columns(), w.dbias, p.sums_are_new, p.dbias, p.dbias_slots}, stream);
 }
 
 // What has no kernel here ----------------------------------------------------------------------------------------

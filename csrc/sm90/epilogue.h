@@ -83,8 +83,7 @@ __device__ __forceinline__ float* slot_of(Params const& p, TileSums<Step, kInter
 // thread's columns are inside N, past which the values are zero.
 template <class Step, bool kInterleaved, Extras kExtras = Extras::all>
 __device__ __forceinline__ void after_activation(Params const& p, TileSums<Step, kInterleaved>& sums, float* slot,
-                                                 int lane, bool inside,
-                                                 float (&d)[4][Step::kOutputs][2]) {
+                                                 int lane, bool inside, float (&d)[4][Step::kOutputs][2]) {
   constexpr int kOutputs = Step::kOutputs;
   if (kExtras == Extras::all && !Step::kForward && p.epilogue_op != EpilogueOp::identity) {
 #pragma unroll

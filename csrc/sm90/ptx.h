@@ -24,7 +24,8 @@ CG_DEVICE void store_matrices(uint32_t to, uint32_t const (&r)[4]) {
 CG_DEVICE void keep(float*& address) { asm volatile("" : "+l"(address)); }
 // Without a branch.
 CG_DEVICE void store_if(bool condition, float* to, float v) {
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.f32 [%1], %2; }" ::"r"(int(condition)), "l"(to), "f"(v)
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.f32 [%1], %2; }" ::"r"(int(condition)), "l"(to),
+               "f"(v)
                : "memory");
 }
 

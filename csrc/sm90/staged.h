@@ -54,7 +54,8 @@ struct Staged {
             if (Step::kForward && ptx::hidden(n) >= p.n) return;
             if (kWidth == 1 && column >= p.n) continue;
             float bias[2][Step::kInputs] = {}, d[4][Step::kOutputs][2];
-            if (kExtras == Extras::all && Step::kHasBias && p.bias) load_bias<Step>(p, tile.expert, column + lane % 4 * 2, bias);
+            if (kExtras == Extras::all && Step::kHasBias && p.bias)
+              load_bias<Step>(p, tile.expert, column + lane % 4 * 2, bias);
             uint32_t c[kWidth][4];
             if (!Step::kForward) {
 #pragma unroll

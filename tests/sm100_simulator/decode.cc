@@ -162,10 +162,9 @@ void Decoder::decode(Statement const& s) {
   Class kind = Class::kOther;
   pending_reads_.clear();
   pending_writes_.clear();
-  static constexpr auto kFamilies = {decode_control, decode_lanes,   decode_memory, decode_compare,
-                                     decode_integer, decode_float,   decode_packed, decode_convert,
-                                     decode_atomic,  decode_barrier, decode_copy,   decode_tensor,
-                                     decode_wgmma};
+  static constexpr auto kFamilies = {decode_control, decode_lanes,  decode_memory,  decode_compare, decode_integer,
+                                     decode_float,   decode_packed, decode_convert, decode_atomic,  decode_barrier,
+                                     decode_copy,    decode_tensor, decode_wgmma};
   bool known = false;
   for (auto family : kFamilies) {
     op = Op();

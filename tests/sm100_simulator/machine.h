@@ -88,7 +88,7 @@ struct Warp {
   };
   Multiplications open_multiplications;
   std::deque<Multiplications> multiplications;  // committed, oldest first
-  std::map<u64, u64> acquired_maps;      // tensor map to the time of its fence
+  std::map<u64, u64> acquired_maps;             // tensor map to the time of its fence
   u32 registers = 0;
 
   bool done() const { return groups.empty(); }

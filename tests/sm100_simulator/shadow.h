@@ -42,7 +42,7 @@ class SharedShadow {
   void begin_bulk_read(Cluster const& c, Warp const& w, u32 rank, u32 offset, u32 bytes, bool may_be_unwritten = false);
   void end_bulk_read(u32 offset, u32 bytes, Stamp stamp);
   void end_read(Warp const& w, u32 offset, u32 bytes);  // the same, by a wait of the warp: several may read at once
-  void forget_writer(u32 offset, u32 bytes);  // atomics order themselves
+  void forget_writer(u32 offset, u32 bytes);            // atomics order themselves
   void set_mbarrier(u32 offset, bool on);
 
  private:

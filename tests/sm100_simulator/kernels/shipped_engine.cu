@@ -1,6 +1,6 @@
 // A GPU engine in the CPU engine's place: what the operators are given, tensors of the CPU, is device memory of the
-// simulator. Compiled together with csrc/cuda and csrc/ENGINE, where SHIPPED_ENGINE is "ENGINE". tests/simulated_engine.py
-// calls the C functions.
+// simulator. Compiled together with csrc/cuda and csrc/ENGINE, where SHIPPED_ENGINE is "ENGINE".
+// tests/simulated_engine.py calls the C functions.
 #include <algorithm>
 #include <cstring>
 #include <map>

@@ -12,12 +12,14 @@ __device__ uint64_t descriptor(uint8_t const* matrix) {
   return uint64_t((address(matrix) & 0x3ffff) >> 4) | uint64_t(8192 >> 4) << 16 | uint64_t(1024 >> 4) << 32 |
          uint64_t(1) << 62;
 }
-#define EIGHT(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
-                 "+f"(d[i + 6]), "+f"(d[i + 7])
+#define EIGHT(i)                                                                                              \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+      "+f"(d[i + 7])
 template <bool kRowsA, bool kRowsB>
 __device__ void multiply(float (&d)[32], uint64_t a, uint64_t b, uint32_t accumulate) {
   asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, "
+      "{ .reg .pred p; setp.ne.b32 p, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, "
+      "%4, "
       "%5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, "
       "%28, %29, %30, %31}, %32, %33, p, 1, 1, %35, %36; }"
       : EIGHT(0), EIGHT(8), EIGHT(16), EIGHT(24)
@@ -51,10 +53,10 @@ __global__ void product(uint16_t const* a, uint16_t const* b, float* out) {
   }
 }
 
-#define PRODUCT(name, rows_a, rows_b, fault)                                      \
-  extern "C" int name(uint16_t const* a, uint16_t const* b, float* out) {         \
-    product<rows_a, rows_b, fault><<<1, 160>>>(a, b, out);                        \
-    return cudaGetLastError();                                                    \
+#define PRODUCT(name, rows_a, rows_b, fault)                              \
+  extern "C" int name(uint16_t const* a, uint16_t const* b, float* out) { \
+    product<rows_a, rows_b, fault><<<1, 160>>>(a, b, out);                \
+    return cudaGetLastError();                                            \
   }
 PRODUCT(k_k, false, false, kNone)
 PRODUCT(k_rows, false, true, kNone)
