@@ -34,11 +34,28 @@ void zero_padding(GroupedGemm const& p, cudaStream_t stream) {
   }
 }
 
-Finish finish_of(GroupedGemm const& p, float const* dprob_slots, int slots, int parts) {
+EpilogueParams epilogue_params_of(GroupedGemm const& p, float const* bias, float* dprob, float* dbias) {
+  EpilogueParams out{};
+  out.experts = experts_of(p);
+  out.n = int(p.n), out.k = int(p.k);
+  out.alpha = p.alpha, out.beta = p.beta, out.prob = p.prob, out.norm_const = p.norm_const;
+  out.alpha_squared = p.alpha_squared;
+  out.prob_on_bias = p.operation == Operation::mm && p.bias;
+  out.bias = bias ? bias : static_cast<float const*>(p.bias);
+  out.c_dtype = p.c_dtype, out.d_dtype = p.d_dtype;
+  out.epilogue_op = p.epilogue_op;
+  out.c_data = p.c, out.d_data = p.d_row, out.d_col_data = p.d_col == p.d_row ? nullptr : p.d_col;
+  out.dprob = dprob, out.dbias = dbias, out.amax = reinterpret_cast<int*>(p.amax);
+  out.sfd_row = p.sfd_row, out.sfd_col = p.sfd_col, out.discrete_col_sfd = p.discrete_col_sfd;
+  return out;
+}
+
+void finish_outputs(GroupedGemm const& p, float const* dprob, int slots, int parts, float const* dbias, int blocks,
+                    cudaStream_t stream) {
   Finish end{};
   end.experts = experts_of(p);
   end.n_tiles = slots;
-  end.dprob_slots = dprob_slots, end.dprob = p.dprob, end.is_new = p.sums_are_new;
+  end.dprob_slots = dprob, end.dprob = p.dprob, end.is_new = p.sums_are_new;
   end.documented_dprob = p.dprob_slots, end.documented_slots = int(grid_n(p.n, p.tile_n, p.cluster_n));
   end.parts = parts;
   end.rows[0] = {p.d_row, p.d_columns() * bytes_of(p.d_dtype)};
@@ -46,7 +63,8 @@ Finish finish_of(GroupedGemm const& p, float const* dprob_slots, int slots, int 
   if (p.forward() && p.c) end.rows[2] = {p.c, p.c_columns() * bytes_of(p.c_dtype)};
   end.d_columns = p.d_columns();
   if (p.quantised()) end.sfd_row = p.sfd_row, end.sfd_col = p.sfd_col, end.discrete_col_sfd = p.discrete_col_sfd;
-  return end;
+  finish(end, blocks, stream);
+  if (dbias) sum_bias({end.experts, p.d_columns(), dbias, p.sums_are_new, p.dbias, p.dbias_slots}, stream);
 }
 
 }  // namespace cudnn_grouped::cuda

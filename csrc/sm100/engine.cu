@@ -169,27 +169,16 @@ bool is_usual(GroupedGemm const& p) {
 }
 
 Params params_of(GroupedGemm const& p, Workspace const& w) {
-  Params out{};
-  out.experts = cuda::experts_of(p);
-  out.n = int(p.n), out.k = int(p.k);
+  Params out{cuda::epilogue_params_of(p, w.bias, w.dprob, w.dbias)};
   out.operands = operands_of(p);
   out.cluster_m = int(p.cluster_m), out.cluster_n = int(p.cluster_n);
   out.n_clusters = int(ceil_div(ceil_div(p.n, p.tile_n), p.cluster_n));
   out.group_m = kGroupRows / (kBlockM * out.cluster_m);
   out.dynamic = p.use_dynamic_sched;
-  out.alpha = p.alpha, out.beta = p.beta, out.prob = p.prob, out.norm_const = p.norm_const;
-  out.alpha_squared = p.alpha_squared;
-  out.prob_on_bias = p.operation == Operation::mm && p.bias;
-  out.bias = w.bias ? w.bias : static_cast<float const*>(p.bias);
-  out.c_dtype = p.c_dtype, out.d_dtype = p.d_dtype;
   out.reciprocal_largest = p.d_dtype == DType::float8_e4m3fn ? E4M3::kReciprocal : E5M2::kReciprocal;
-  out.epilogue_op = p.epilogue_op;
   out.stages_c = p.c && is_sixteen_bit(p.c_dtype);
   out.stages_d = p.quantised() || is_sixteen_bit(p.d_dtype);
   out.usual = is_usual(p);
-  out.c_data = p.c, out.d_data = p.d_row, out.d_col_data = p.d_col == p.d_row ? nullptr : p.d_col;
-  out.dprob = w.dprob, out.dbias = w.dbias, out.amax = reinterpret_cast<int*>(p.amax);
-  out.sfd_row = p.sfd_row, out.sfd_col = p.sfd_col, out.discrete_col_sfd = p.discrete_col_sfd;
 
   out.a = map_of_a(p, out.operands);
   if (p.block_scaled()) out.sfa = map_of_scales(p.sfa, p, out.operands, p.m, 1, 1);
@@ -243,9 +232,7 @@ void run(GroupedGemm const& p, Launch const& launch) {
   } else {
     multiply(p, w, stream);
   }
-  cuda::finish(cuda::finish_of(p, w.dprob, int(Workspace::dprob_slots(p)), parts), blocks, stream);
-  if (w.dbias)
-    cuda::sum_bias({cuda::experts_of(p), p.d_columns(), w.dbias, p.sums_are_new, p.dbias, p.dbias_slots}, stream);
+  cuda::finish_outputs(p, w.dprob, int(Workspace::dprob_slots(p)), parts, w.dbias, blocks, stream);
 }
 
 // What has no kernel here ----------------------------------------------------------------------------------------

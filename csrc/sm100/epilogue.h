@@ -21,8 +21,7 @@ struct Scalars {
   float alpha, beta, prob;
 
   __device__ __forceinline__ Scalars(Params const& p, int expert, int row) {
-    alpha = p.alpha ? __ldg(p.alpha + expert) : 1.f;
-    if (p.alpha_squared) alpha *= alpha;
+    alpha = cuda::alpha_of(p, expert);
     beta = kHasBeta && p.beta ? __ldg(p.beta + expert) : 1.f;
     prob = p.prob ? __ldg(p.prob + row) : 1.f;
   }

@@ -3,7 +3,7 @@
 
 #include <cuda.h>
 
-#include "../cuda/experts.h"
+#include "../cuda/epilogue_params.h"
 #include "ptx.h"
 
 namespace cudnn_grouped::sm100 {
@@ -30,30 +30,17 @@ struct Operands {
   int b_panels, b_panel_bytes, b_panel_columns;  // N-major: boxes of up to 128 bytes of N
 };
 
-struct Params {
+struct Params : cuda::EpilogueParams {  // dprob: slots [N tile][half][m]
   CUtensorMap a, b, sfa, sfb, c, d, d_col;
   CUtensorMap const *b_maps, *sfb_maps;  // a map per expert, in global memory; null: b and sfb cover all experts
-  Experts experts;
-  int n, k;
   Operands operands;
   int cluster_m, cluster_n, n_clusters;
   int group_m;   // clusters along M that share a panel of B in L2
   bool dynamic;  // tiles are handed out as blocks become free
 
-  float const *alpha, *beta, *prob, *norm_const;  // null: 1
-  bool alpha_squared, prob_on_bias;               // prob_on_bias: prob multiplies the bias and not the GEMM
-  float const* bias;                              // (experts, n), or null
-  DType c_dtype, d_dtype;
   float reciprocal_largest;  // of an FP8 D's format
-  EpilogueOp epilogue_op;
-  bool stages_c, stages_d;  // they move by TMA
-  bool usual;               // the epilogue has less to ask
-  void *c_data, *d_data, *d_col_data;
-  float* dprob;  // slots [N tile][half][m]
-  float* dbias;  // slots [m / 32][columns of D], or null
-  int* amax;     // FP32 bits: magnitudes order as integers do
-  uint8_t *sfd_row, *sfd_col;
-  bool discrete_col_sfd;
+  bool stages_c, stages_d;   // they move by TMA
+  bool usual;                // the epilogue has less to ask
 };
 
 template <class Activation>

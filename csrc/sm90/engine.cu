@@ -151,19 +151,9 @@ CUtensorMap map_of_rows(void const* data, GroupedGemm const& p, int64_t columns,
 }
 
 Params params_of(GroupedGemm const& p, Workspace const& w, Kernel const& kernel) {
-  Params out{};
-  out.experts = experts_of(p);
-  out.n = int(p.n), out.k = int(p.k), out.group_m = kGroupM;
+  Params out{cuda::epilogue_params_of(p, w.bias, w.dprob, w.dbias)};
+  out.group_m = kGroupM;
   out.b_is_n_major = p.b_is_n_major && !p.block_scaled();
-  out.alpha = p.alpha, out.beta = p.beta, out.prob = p.prob, out.norm_const = p.norm_const;
-  out.alpha_squared = p.alpha_squared;
-  out.prob_on_bias = p.operation == Operation::mm && p.bias;
-  out.bias = w.bias ? w.bias : static_cast<float const*>(p.bias);
-  out.c_dtype = p.c_dtype, out.d_dtype = p.d_dtype;
-  out.epilogue_op = p.epilogue_op;
-  out.c_data = p.c, out.d_data = p.d_row, out.d_col_data = p.d_col == p.d_row ? nullptr : p.d_col;
-  out.dprob = w.dprob, out.dbias = w.dbias, out.amax = reinterpret_cast<int*>(p.amax);
-  out.sfd_row = p.sfd_row, out.sfd_col = p.sfd_col, out.discrete_col_sfd = p.discrete_col_sfd;
   out.a = map_of_a(p.block_scaled() ? w.a : p.a, p, kernel.interleaved);
   out.expert_maps = w.maps;
   int const d_width = p.forward() ? 64 / int(p.width) : 64;
@@ -213,8 +203,7 @@ void run(GroupedGemm const& p, Launch const& launch) {
     multiply(p, w, blocks, stream);
   }
   int const slots = int(ceil_div<int64_t>(p.n, slot_columns)), parts = int(p.tile_n / slot_columns);
-  cuda::finish(cuda::finish_of(p, w.dprob, slots, parts), blocks, stream);
-  if (w.dbias) cuda::sum_bias({experts_of(p), p.d_columns(), w.dbias, p.sums_are_new, p.dbias, p.dbias_slots}, stream);
+  cuda::finish_outputs(p, w.dprob, slots, parts, w.dbias, blocks, stream);
 }
 
 // Weight gradient ------------------------------------------------------------------------------------------------

@@ -3,31 +3,18 @@
 
 #include <cuda.h>
 
-#include "../cuda/experts.h"
+#include "../cuda/epilogue_params.h"
 #include "mainloop.h"
 
 namespace cudnn_grouped::sm90 {
 
 using cuda::Experts, cuda::kSlotRows;
 
-struct Params {
+struct Params : cuda::EpilogueParams {  // dprob: slots [N tile][m]
   CUtensorMap a, b, c, d, d_col;
   CUtensorMap const* expert_maps;  // a map of B per expert, in global memory; null: b covers all experts
-  Experts experts;
-  int n, k, group_m;
+  int group_m;
   bool b_is_n_major;
-
-  float const *alpha, *beta, *prob, *norm_const;  // null: 1
-  bool alpha_squared, prob_on_bias;               // prob_on_bias: prob multiplies the bias and not the GEMM
-  float const* bias;                              // (experts, n), or null
-  DType c_dtype, d_dtype;
-  EpilogueOp epilogue_op;
-  void *c_data, *d_data, *d_col_data;
-  float* dprob;  // slots [N tile][m]
-  float* dbias;  // slots [m / 32][columns of D], or null
-  int* amax;     // FP32 bits: magnitudes order as integers do
-  uint8_t *sfd_row, *sfd_col;
-  bool discrete_col_sfd;
 };
 
 template <class Activation>

@@ -7,13 +7,8 @@
 
 namespace cudnn_grouped::sm90 {
 
-using cuda::Backward, cuda::Forward, cuda::kUnit;
+using cuda::alpha_of, cuda::Backward, cuda::Forward, cuda::kUnit;
 using cuda::load_pair, cuda::store_pair;
-
-CG_DEVICE float alpha_of(Params const& p, int expert) {
-  float const alpha = p.alpha ? __ldg(p.alpha + expert) : 1.f;
-  return p.alpha_squared ? alpha * alpha : alpha;
-}
 
 // The gated activations are linear in the accumulator: in their backward, alpha is part of prob, and dprob is
 // multiplied by it at the end: alpha * prob, and a row's sum without alpha, have to be within FP32's range. Beta is the
