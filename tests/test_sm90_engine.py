@@ -45,10 +45,12 @@ for name in SHARED:
 test_sm100_engine.adopt_all(globals(), lambda case: True, (*test_sm100_engine.MODULES, test_wgrad))
 
 
-# Dequantised weights, and the weight gradient ------------------------------------------------------------------------
+# What it has beside Blackwell: boxes for a saved C, dequantised weights, the weight gradient --------------------------
 
 ROWS = {"a_major": "rows", "b_major": "rows"}
 BESIDE = [
+    forward.Case("srelu", n=272, k=160),  # C is saved through boxes
+    forward.Case("glu", n=576, k=160, bias="f32"),
     Case("dsrelu", dequantized=True, n=96, k=160, d="e4m3", dbias=True, weights="list_k"),
     Case("dglu", dequantized=True, n=288, ab="fp4", sf="e4m3", vec=16, weights="ptrs_k"),
     forward.Case("glu", dequantized=True, n=320, d="e5m2", bias="f32"),
@@ -76,9 +78,11 @@ def test_a_range_of_a_weight_gradient_a_byte_too_short_is_found(name):
     assert error.value.category == "out_of_bounds"
 
 
-@pytest.mark.parametrize(
-    "case", [Case("dsrelu", n=528, d="e4m3", dbias=True), Case("dglu", n=288, dbias=True)], ids=str
-)
+# K spans more than the ring of stages: the consumers' turns matter.
+DEEP = [Case("dsrelu", n=528, k=448, d="e4m3", dbias=True), Case("dglu", n=416, k=448, dbias=True)]
+
+
+@pytest.mark.parametrize("case", DEEP, ids=str)
 def test_results_do_not_depend_on_the_number_of_blocks(case):
     built, results = cases.build(case), []
     for sms in (1, 2, 3, 7):

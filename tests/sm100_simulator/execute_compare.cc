@@ -208,6 +208,9 @@ bool decode_compare(Decoder& d, Statement const& s, Op& op, Class& kind) {
     bool negated = false;
     op.in[2] = d.predicate(s.operands[3], &negated).offset;
     op.immediate = negated;
+    op.selects = s.operands[3].kind == Operand::kRegister;
+    for (int i = 0; i < 2; ++i)
+      if (s.operands[size_t(i) + 1].kind == Operand::kRegister) op.selected[i] = d.reg(s.operands[size_t(i) + 1]).id;
     return true;
   }
   return false;

@@ -279,6 +279,11 @@ bool Machine::run_slice(Cluster& cluster, Warp& w, int quantum) {
           }
         }
         for (int i = 0; i < op.reads; ++i) written &= w.written[id[i]];
+        if (op.selects) {
+          auto const of = [&w](u32 operand) { return operand == kNone ? kAllLanes : w.written[operand]; };
+          u32 const first = op.immediate ? ~c.predicate(op.in[2]) : c.predicate(op.in[2]);
+          written = w.written[id[op.reads - 1]] & ((of(op.selected[0]) & first) | (of(op.selected[1]) & ~first));
+        }
         if (!op.moves_data && (written & c.mask) != c.mask)
           for (int i = 0; i < op.reads; ++i)
             if ((w.written[id[i]] & c.mask) != c.mask) not_written(c, id[i]);

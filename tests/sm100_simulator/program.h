@@ -36,7 +36,9 @@ struct Op {
   u8 reads = 0, writes = 0;
   bool guard_negated = false;
   bool moves_data = false;  // registers never written may be read: the result is then one as well
-  i64 immediate = 0;        // a displacement, a jump's target or an index into Program::details
+  bool selects = false;     // in[0] or in[1] by the predicate in[2]: what is not selected need not have been written
+  u32 selected[2] = {kNone, kNone};  // their registers, if any
+  i64 immediate = 0;                 // a displacement, a jump's target or an index into Program::details
 };
 
 // The operands of instructions that have many.
