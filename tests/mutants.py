@@ -184,7 +184,10 @@ MUTANTS = [
         "slot < start_of(p, g) / kDbiasSlotRows + 1; ++slot) {",
     ),
     Mutant(
-        "dbias overwritten", "csrc/cpu/engine.cc", "encode_bf16(decode_bf16(out[i]) + sum[i])", "encode_bf16(sum[i])"
+        "dbias overwritten",
+        "csrc/cpu/engine.cc",
+        "encode_bf16((p.sums_are_new ? 0.f : decode_bf16(out[i])) + sum[i])",
+        "encode_bf16(sum[i])",
     ),
     Mutant("dprob overwritten", "csrc/cpu/engine.cc", "sum : p.dprob[row] + sum;", "sum : sum;"),
     Mutant(
