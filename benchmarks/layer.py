@@ -84,12 +84,10 @@ class Composition:
     def gemms(self, x, ends, dy):
         """A call of the layer's six GEMMs alone."""
         w1, w2 = (weight.detach() for weight in self.parameters[:2])
-        x, dc = x.detach(), torch.randn_like(F.grouped_mm(x.detach(), w1.transpose(1, 2), offs=ends))
+        x, dc = x.detach(), x.new_empty(len(x), w1.shape[1]).normal_()
         h = dc[:, : w2.shape[2]].contiguous()
-        operands = [
-            *((x, w1.transpose(1, 2)), (h, w2.transpose(1, 2)), (dy, w2), (dc, w1)),
-            *((dy.t(), h), (dc.t(), x)),
-        ]
+        forward = [(x, w1.transpose(1, 2)), (h, w2.transpose(1, 2))]
+        operands = [*forward, (dy, w2), (dc, w1), (dy.t(), h), (dc.t(), x)]
         return lambda: [F.grouped_mm(a, b, offs=ends) for a, b in operands]
 
     @staticmethod

@@ -13,7 +13,7 @@
 namespace cudnn_grouped::sm90 {
 namespace {
 
-using cuda::bind_device, cuda::experts_of, cuda::make_map, cuda::write_addresses;
+using cuda::bind_device, cuda::make_map, cuda::write_addresses;
 
 inline constexpr int kGroupM = 8;  // M tiles that share a panel of B in L2
 inline constexpr auto kBF16 = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;

@@ -2,10 +2,23 @@
 // a warpgroup. Each of its four warps computes its 16 of the 64 rows, when it issues the instruction: nothing may write
 // what is multiplied, or touch the accumulators, before the wait. PTX ISA, "Asynchronous Warpgroup Level Matrix
 // Instructions". What the product uses, and what ran on an H200 in it: BF16, swizzles of 128 bytes.
+#include <algorithm>
+
 #include "multiply.h"
 #include "numbers.h"
 
 namespace simulator {
+
+bool Warp::multiplies_into(u32 id) const {
+  auto const has = [id](Multiplications const& group) {
+    for (auto const* results : group.results)
+      for (Value const& v : *results)
+        if (v.id == id) return true;
+    return false;
+  };
+  return has(open_multiplications) || std::any_of(multiplications.begin(), multiplications.end(), has);
+}
+
 namespace {
 
 constexpr int kK = 16, kRows = 16;
@@ -46,18 +59,6 @@ struct Matrix {
   }
 };
 
-bool in_flight(Warp const& w, u32 id) {
-  auto const has = [id](Warp::Multiplications const& group) {
-    for (auto const* results : group.results)
-      for (Value const& v : *results)
-        if (v.id == id) return true;
-    return false;
-  };
-  for (auto const& group : w.multiplications)
-    if (has(group)) return true;
-  return has(w.open_multiplications);
-}
-
 // numbers: N; the predicate's offset, with its negation in bit 32; the operands whose rows are contiguous, a bit each.
 // values: accumulators
 Step multiply(Context& c, Op const& op) {
@@ -80,7 +81,7 @@ Step multiply(Context& c, Op const& op) {
   b.pieces(0, n, touch);
   if (p) {
     for (Value const& v : d.values)
-      if (c.warp.written[v.id] != kAllLanes && !in_flight(c.warp, v.id))
+      if (c.warp.written[v.id] != kAllLanes && !c.warp.multiplies_into(v.id))
         fail("uninitialised", "an accumulating wgmma has accumulators that were never written");
   }
   float left[kK * kRows], right[kK * 256], sums[kRows][256] = {};
@@ -123,7 +124,7 @@ Step wait(Context& c, Op const& op) {
     for (u32 offset : group.reads) c.cta.shadow.end_read(c.warp, offset, 16);
     for (auto const* results : group.results)
       for (Value const& v : *results)
-        if (!in_flight(c.warp, v.id)) c.warp.written[v.id] = kAllLanes;
+        if (!c.warp.multiplies_into(v.id)) c.warp.written[v.id] = kAllLanes;
   }
   return Step::kNext;
 }

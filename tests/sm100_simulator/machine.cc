@@ -204,13 +204,8 @@ std::string where(Machine const& m, Warp const& w, u32 pc, u32 mask) {
     for (Value const& v : load.values)
       if (v.id == id)
         fail("in_flight", "register %s is the result of a tcgen05.ld without a tcgen05.wait::ld", name.c_str());
-  auto groups = c.warp.multiplications;
-  groups.push_back(c.warp.open_multiplications);
-  for (auto const& group : groups)
-    for (auto const* results : group.results)
-      for (Value const& v : *results)
-        if (v.id == id)
-          fail("in_flight", "register %s is an accumulator of a wgmma without a wgmma.wait_group", name.c_str());
+  if (c.warp.multiplies_into(id))
+    fail("in_flight", "register %s is an accumulator of a wgmma without a wgmma.wait_group", name.c_str());
   if (!c.warp.tensor_loads.empty())
     fail("in_flight",
          "register %s is read and holds nothing yet: the warp has loads of tensor memory without a tcgen05.wait::ld",

@@ -88,6 +88,7 @@ struct Warp {
   };
   Multiplications open_multiplications;
   std::deque<Multiplications> multiplications;  // committed, oldest first
+  bool multiplies_into(u32 id) const;           // the register is an accumulator of a wgmma without a wait
   std::map<u64, u64> acquired_maps;             // tensor map to the time of its fence
   u32 registers = 0;
 

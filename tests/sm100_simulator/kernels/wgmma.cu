@@ -19,8 +19,8 @@ template <bool kRowsA, bool kRowsB>
 __device__ void multiply(float (&d)[32], uint64_t a, uint64_t b, uint32_t accumulate) {
   asm volatile(
       "{ .reg .pred p; setp.ne.b32 p, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, "
-      "%4, "
-      "%5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, "
+      "%4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, "
+      "%27, "
       "%28, %29, %30, %31}, %32, %33, p, 1, 1, %35, %36; }"
       : EIGHT(0), EIGHT(8), EIGHT(16), EIGHT(24)
       : "l"(a), "l"(b), "r"(accumulate), "n"(kRowsA), "n"(kRowsB)
