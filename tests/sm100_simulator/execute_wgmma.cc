@@ -6,6 +6,7 @@
 
 #include "multiply.h"
 #include "numbers.h"
+#include "types.h"
 
 namespace simulator {
 
@@ -128,8 +129,6 @@ Step wait(Context& c, Op const& op) {
   }
   return Step::kNext;
 }
-
-Step nothing(Context&, Op const&) { return Step::kNext; }
 
 void decode_multiply(Decoder& d, Statement const& s, Op& op, Details& x) {
   int m = 0, n = 0, k = 0;
