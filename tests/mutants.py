@@ -110,8 +110,8 @@ MUTANTS = [
     Mutant(
         "soft clamp's slope left out",
         "csrc/core/activation.h",
-        "slope = kClamped ? b.value * b.derivative_factor : b.value",
-        "slope = b.value",
+        "slope = kClamped ? product * b.derivative_factor : product",
+        "slope = product",
     ),
     Mutant(
         "epilogue_op srelu not squared",

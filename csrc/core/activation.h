@@ -56,8 +56,8 @@ struct SquaredReLU {
   template <class V>
   CG_HD Gradient<V, 1> gradient(V preactivation, V upstream, V prob) const {
     Relu<V> const b = relu(preactivation);
-    V const slope = kClamped ? b.value * b.derivative_factor : b.value;
-    return {{prob * 2.f * slope * upstream}, b.value * b.value * upstream};
+    V const product = b.value * upstream, slope = kClamped ? product * b.derivative_factor : product;
+    return {{prob * 2.f * slope}, b.value * product};
   }
   template <class V>
   CG_HD Gradient<V, 1> backward(V r, V const (&c)[1], V prob) const {

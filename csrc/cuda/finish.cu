@@ -21,16 +21,17 @@ __global__ void __launch_bounds__(256) finish_kernel(__grid_constant__ Finish co
   for (int row = blockIdx.x * blockDim.x + threadIdx.x; row < m && p.dprob_slots; row += step) {
     auto sum = [&](int first, int last) {
       float total = 0.f;
-      for (int slot = first; slot < last && row < rows; ++slot) total += p.dprob_slots[int64_t(slot) * m + row];
+#pragma unroll 8
+      for (int slot = first; slot < last; ++slot) total += p.dprob_slots[int64_t(slot) * m + row];
       return total;
     };
     if (p.documented_dprob) {
       for (int slot = 0; slot < p.documented_slots; ++slot) {
-        float const part = sum(slot * p.parts, min((slot + 1) * p.parts, p.n_tiles));
+        float const part = row < rows ? sum(slot * p.parts, min((slot + 1) * p.parts, p.n_tiles)) : 0.f;
         p.documented_dprob[int64_t(row) * p.documented_slots + slot] = part;
       }
     } else {
-      float const total = sum(0, p.n_tiles);
+      float const total = row < rows ? sum(0, p.n_tiles) : 0.f;
       p.dprob[row] = row >= rows ? 0.f : p.is_new ? total : p.dprob[row] + total;
     }
   }
@@ -52,21 +53,30 @@ __global__ void __launch_bounds__(256) finish_kernel(__grid_constant__ Finish co
   }
 }
 
-// 32 columns by 32 lines of threads: line i sums the slots i, i + 32, ...; then the lines are summed in order.
-__global__ void __launch_bounds__(1024) bias_kernel(__grid_constant__ BiasSums const p) {
-  __shared__ float partial[32][33];
-  int const expert = blockIdx.y, column = blockIdx.x * 32 + threadIdx.x, line = threadIdx.y;
+// A block's lines of threads, each with four columns a thread: line i sums the slots i, i + kLines, ...; then the lines
+// are summed in order.
+inline constexpr int kLines = 8, kBiasColumns = 4 * 32;
+__global__ void __launch_bounds__(32 * kLines) bias_kernel(__grid_constant__ BiasSums const p) {
+  __shared__ alignas(16) float partial[kLines][kBiasColumns];
+  int const expert = blockIdx.y, line = threadIdx.y, first_column = blockIdx.x * kBiasColumns;
   int const first = p.experts.start(expert) / kSlotRows, last = p.experts.end(expert) / kSlotRows;
-  float sum = 0.f;
-  if (column < p.columns) {
-    for (int slot = first + line; slot < last; slot += 32) sum += p.slots[slot * p.columns + column];
+  float4 sum = {};
+  if (first_column + int(threadIdx.x) * 4 < p.columns) {
+#pragma unroll 8
+    for (int slot = first + line; slot < last; slot += kLines) {
+      float4 const v = reinterpret_cast<float4 const*>(p.slots + slot * p.columns + first_column)[threadIdx.x];
+      sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+    }
   }
-  partial[line][threadIdx.x] = sum;
+  reinterpret_cast<float4*>(partial[line])[threadIdx.x] = sum;
   __syncthreads();
-  if (line || column >= p.columns) return;
-  for (int i = 1; i < 32; ++i) sum += partial[i][threadIdx.x];
-  uint16_t& out = p.dbias[expert * p.columns + column];
-  out = uint16_t(encode_bf16((p.is_new ? 0.f : decode_bf16(out)) + sum));
+  int const column = line * 32 + int(threadIdx.x);
+  if (column >= kBiasColumns || first_column + column >= p.columns) return;
+  float total = partial[0][column];
+#pragma unroll
+  for (int i = 1; i < kLines; ++i) total += partial[i][column];
+  uint16_t& out = p.dbias[expert * p.columns + first_column + column];
+  out = uint16_t(encode_bf16((p.is_new ? 0.f : decode_bf16(out)) + total));
 }
 
 __global__ void __launch_bounds__(256) documented_bias_kernel(__grid_constant__ BiasSums const p) {
@@ -118,12 +128,12 @@ __global__ void map_kernel(__grid_constant__ CUtensorMap const map, __grid_const
 
 }  // namespace
 
-void finish(Finish const& p, int blocks, cudaStream_t stream) { launch(finish_kernel, blocks, 256, 0, stream, p); }
+void finish(Finish const& p, int blocks, cudaStream_t stream) { launch(finish_kernel, 2 * blocks, 256, 0, stream, p); }
 
 void sum_bias(BiasSums const& p, cudaStream_t stream) {
   if (p.documented) return launch(documented_bias_kernel, 512, 256, 0, stream, p);
-  dim3 const blocks(unsigned(ceil_div<int64_t>(p.columns, 32)), p.experts.count);
-  launch(bias_kernel, blocks, dim3(32, 32), 0, stream, p);
+  dim3 const blocks(unsigned(ceil_div<int64_t>(p.columns, kBiasColumns)), p.experts.count);
+  launch(bias_kernel, blocks, dim3(32, kLines), 0, stream, p);
 }
 
 void widen(void const* from, DType dtype, float* to, int64_t count, cudaStream_t stream) {

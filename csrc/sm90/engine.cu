@@ -20,12 +20,12 @@ inline constexpr auto kBF16 = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 inline constexpr auto kByte = CU_TENSOR_MAP_DATA_TYPE_UINT8;
 inline constexpr auto k128 = CU_TENSOR_MAP_SWIZZLE_128B;
 
-ActivationKernels const& kernels_of(Activation activation) {
-  switch (activation) {
+ActivationKernels const& kernels_of(GroupedGemm const& p) {
+  switch (p.activation) {
     case Activation::none:
       return identity_kernels();
     case Activation::srelu:
-      return srelu_kernels();
+      return srelu_kernels(p.srelu.c_is_preactivation);
     case Activation::clamped_srelu:
       return clamped_srelu_kernels();
     case Activation::swiglu:
@@ -49,13 +49,13 @@ bool is_staged(GroupedGemm const& p) {
 }
 
 Kernel kernel_of(GroupedGemm const& p) {
-  auto const& kernels = kernels_of(p.activation);
+  auto const& kernels = kernels_of(p);
   auto const& direction = p.forward() ? kernels.forward : kernels.backward;
   bool const dbias = p.dbias || p.dbias_slots, others = p.amax || p.bias || p.epilogue_op != EpilogueOp::identity;
   if (p.d_dtype == DType::float8_e5m2) return direction.e5m2_any_c;
   if (p.d_dtype == DType::float8_e4m3fn) {
     if (!stages_c(p) && !p.forward()) return direction.e4m3_any_c;
-    return dbias || others ? direction.e4m3_with_extras : direction.e4m3;
+    return others ? direction.e4m3_with_extras : dbias ? direction.e4m3_with_dbias : direction.e4m3;
   }
   if (!is_staged(p)) return direction.direct;
   return others ? direction.staged_with_extras : dbias ? direction.staged_with_dbias : direction.staged;

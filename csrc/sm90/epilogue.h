@@ -67,47 +67,59 @@ enum class Extras {
   all,    // perhaps: bias, dbias, amax, an epilogue_op
 };
 
-// A lane's place among the slots of dbias, less the group's first column of D: of a group's two sums it has number
-// lane / 16 in the end, of four number lane / 8.
+// Sums of D over a warp's 32 rows, for dbias. A group is 8 columns of each unit of D that an element has values in; of
+// kGroups neighbouring groups every lane ends with one sum.
 template <class Step>
-inline constexpr int kLanesOfSum = Step::kOutputs == 2 ? 8 : 16;
-template <class Step, bool kInterleaved>
-__device__ __forceinline__ float* slot_of(Params const& p, TileSums<Step, kInterleaved> const& sums, int warp,
-                                          int lane) {
-  int const sum = lane / kLanesOfSum<Step>;
-  uint32_t const row = sums.rows.tile() / kSlotRows + warp;
-  return p.dbias + (row * uint32_t(p.n * Step::kWidth) + uint32_t(sum / 2 * kUnit + sum % 2 + lane % 4 * 2));
-}
+struct ColumnSums {
+  static constexpr int kOutputs = Step::kOutputs, kGroups = 4 / kOutputs;
+  float part[4] = {};
 
-// d[row][output][e]: one group of 8 columns of a unit. slot: slot_of, at the group's first column of D. inside: this
-// thread's columns are inside N, past which the values are zero.
-template <class Step, bool kInterleaved, Extras kExtras = Extras::all>
-__device__ __forceinline__ void after_activation(Params const& p, TileSums<Step, kInterleaved>& sums, float* slot,
-                                                 int lane, bool inside, float (&d)[4][Step::kOutputs][2]) {
-  constexpr int kOutputs = Step::kOutputs;
-  if (kExtras == Extras::all && !Step::kForward && p.epilogue_op != EpilogueOp::identity) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-#pragma unroll
-      for (int v = 0; v < kOutputs * 2; ++v) d[i][v / 2][v % 2] = apply_epilogue_op(p.epilogue_op, d[i][v / 2][v % 2]);
-    }
+  // The lane's column of D, less the groups' first.
+  static __device__ __forceinline__ int column(int lane) {
+    int const r = lane / 4;
+    int const unit = kOutputs == 2 ? r / 4 : 0, group = kOutputs == 2 ? r / 2 % 2 : r % 4;
+    return unit * kUnit + group * 8 + lane % 4 * 2 + (kOutputs == 2 ? r % 2 : r / 4);
   }
-  if (kExtras == Extras::all && p.amax) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-#pragma unroll
-      for (int v = 0; v < kOutputs * 2; ++v)
-        sums.amax[v / 2] = ptx::max_magnitude(sums.amax[v / 2], d[i][v / 2][v % 2]);
-    }
+  static __device__ __forceinline__ float* slot(Params const& p, int first_row, int lane) {
+    return p.dbias + (uint32_t(first_row / kSlotRows) * uint32_t(p.n * Step::kWidth) + uint32_t(column(lane)));
   }
-  if (!Step::kForward && (kExtras == Extras::dbias || p.dbias)) {
+  // The first exchange between lanes comes at once, so that few sums are held; nothing waits for it yet.
+  __device__ __forceinline__ void add(int group, int lane, float const (&d)[4][kOutputs][2]) {
     float sum[kOutputs * 2];
 #pragma unroll
     for (int v = 0; v < kOutputs * 2; ++v) {
       sum[v] = (d[0][v / 2][v % 2] + d[1][v / 2][v % 2]) + (d[2][v / 2][v % 2] + d[3][v / 2][v % 2]);
     }
-    scatter<16, 4>(sum, lane, [](float x, float y) { return x + y; });
-    ptx::store_if(lane % kLanesOfSum<Step> < 4 && inside, slot, sum[0]);
+    scatter<16, 16>(sum, lane, [](float x, float y) { return x + y; });
+#pragma unroll
+    for (int v = 0; v < kOutputs; ++v) part[group * kOutputs + v] = sum[v];
+  }
+  __device__ __forceinline__ void store(float* slot, int lane, bool inside) {
+    scatter<8, 4>(part, lane, [](float x, float y) { return x + y; });
+    ptx::store_if(inside, slot, part[0]);
+  }
+};
+
+// d[row][output][e]: one group of 8 columns of a unit.
+template <class Step, bool kInterleaved>
+__device__ __forceinline__ void after_activation(Params const& p, TileSums<Step, kInterleaved>& sums,
+                                                 float (&d)[4][Step::kOutputs][2]) {
+  constexpr int kValues = Step::kOutputs * 2;
+  if (!Step::kForward && p.epilogue_op != EpilogueOp::identity) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int v = 0; v < kValues; ++v) d[i][v / 2][v % 2] = apply_epilogue_op(p.epilogue_op, d[i][v / 2][v % 2]);
+    }
+  }
+  if (p.amax) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int v = 0; v < kValues; ++v) {
+        sums.amax[v / 2] = ptx::max_magnitude(sums.amax[v / 2], d[i][v / 2][v % 2]);
+      }
+    }
   }
 }
 

@@ -15,7 +15,7 @@ template <class Epilogue>
 void launch(GroupedGemm const& problem, Params const& p, int blocks, cudaStream_t stream) {
   using Activation = typename Epilogue::Step::Activation;
   cuda::allow_shared_memory<&grouped_gemm<Epilogue>>(SharedLayout<Epilogue>::kBytes);
-  KernelArguments<Activation> const arguments{p, cuda::activation_of(problem, static_cast<Activation*>(nullptr))};
+  KernelArguments<Activation> const arguments{p, {cuda::activation_of(problem, static_cast<Activation*>(nullptr))}};
   cuda::launch(grouped_gemm<Epilogue>, blocks, kThreads, SharedLayout<Epilogue>::kBytes, stream, arguments);
 }
 
@@ -35,10 +35,11 @@ constexpr ActivationKernels::Direction direction_of() {
           kernel<Staged<Step, kDbias>>(),
           kernel<Staged<Step, Extras::all>>(),
           kernel<Direct<Step>>(),
-          kernel<Quantised<Step, kStagedC, true, false>>(),
-          kernel<Quantised<Step, kStagedC, true, true>>(),
-          kernel<Quantised<Step, false, true, true>>(),
-          kernel<Quantised<Step, false, false, true>>()};
+          kernel<Quantised<Step, kStagedC, true, Extras::none>>(),
+          kernel<Quantised<Step, kStagedC, true, kDbias>>(),
+          kernel<Quantised<Step, kStagedC, true, Extras::all>>(),
+          kernel<Quantised<Step, false, true, Extras::all>>(),
+          kernel<Quantised<Step, false, false, Extras::all>>()};
 }
 
 template <class Activation>

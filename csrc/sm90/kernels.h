@@ -15,13 +15,13 @@ struct ActivationKernels {
   struct Direction {
     // D in BF16, C in BF16 or absent: nothing else; dbias too; bias, dbias, amax. D in another plain dtype, or C.
     Kernel staged, staged_with_dbias, staged_with_extras, direct;
-    // D in E4M3 and C in BF16; the same with extras; D in E4M3 or E5M2, any C.
-    Kernel e4m3, e4m3_with_extras, e4m3_any_c, e5m2_any_c;
+    // D in E4M3 and C in BF16, likewise; D in E4M3 or E5M2, any C.
+    Kernel e4m3, e4m3_with_dbias, e4m3_with_extras, e4m3_any_c, e5m2_any_c;
   } backward, forward;
 };
 
 ActivationKernels const& identity_kernels();
-ActivationKernels const& srelu_kernels();
+ActivationKernels const& srelu_kernels(bool c_is_preactivation);
 ActivationKernels const& clamped_srelu_kernels();
 ActivationKernels const& swiglu_kernels();
 ActivationKernels const& geglu_kernels();

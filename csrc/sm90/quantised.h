@@ -102,14 +102,23 @@ CG_DEVICE void quantise_block(Params const& p, cuda::ScalePlaces const& places, 
   }
 }
 
+// Zeroes a thread's accumulators of a chunk's columns from `columns` on.
+template <int kN>
+CG_DEVICE void clear_past(int columns, Accumulators<kN>& acc, int q) {
+#pragma unroll
+  for (int v = 0; v < 64; ++v) {
+    if (v / 32 * kUnit + q * 8 >= columns) acc.at(v / 16 % 2, v / 8 % 2, v / 32 * 4 + v / 2 % 4, v % 2) = 0.f;
+  }
+}
+
 // kStagedC: C is BF16 and comes by TMA through the box that D leaves in; else it moves between registers and memory.
-// kExtras: as in staged.h, and an epilogue_op.
-template <class StepT, bool kStagedC, bool kE4M3, bool kExtras>
+template <class StepT, bool kStagedC, bool kE4M3, Extras kExtras>
 struct Quantised {
   using Step = StepT;
   static constexpr int kN = 128, kStages = 5, kBoxes = 2;
   static constexpr bool kInterleaved = true, kLoadsC = kStagedC;
   static constexpr int kWidth = Step::kWidth, kChunk = Step::kAccUnits * kUnit, kUnits = Step::kDUnits;
+  static constexpr bool kAll = kExtras == Extras::all;
   static_assert(!(Step::kForward && kStagedC));
 
   CG_DEVICE bool two_boxes(Params const&) { return false; }
@@ -142,6 +151,8 @@ struct Quantised {
         if (n >= p.n) continue;
         boxes.wait();
         uint32_t const out = boxes.box() + warp * kWarpBoxBytes;
+        // Columns past N are whole groups of 16; their values are made zero.
+        if (kWidth == 1 && n + kChunk > p.n) clear_past(p.n - n, acc, q);
         Block<kUnits> d;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -150,9 +161,10 @@ struct Quantised {
           if (ptx::hidden(n) >= p.n) return;
 #pragma unroll
           for (int g = 0; g < Step::kGroups; ++g) {
-            // Columns past N are whole groups of 16; their values are zero.
             int const first = n + g * Step::kInputs * kUnit + q * 8;
             bool const inside = kWidth == 2 || first < p.n;
+            Scalars<Step> const of_columns = scalars.only_if(inside);
+            float const prob = inside ? sums.prob[i] : 0.f;
             float c[kWidth][8];
             int64_t const c_at =
                 sums.rows.at(i) * c_columns + (Step::kForward ? first : (n + g * kUnit) * kWidth + q * 8);
@@ -177,7 +189,7 @@ struct Quantised {
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
               float bias[2][Step::kInputs] = {};
-              if (kExtras && Step::kHasBias && p.bias && inside) load_bias<Step>(p, tile.expert, first + 2 * j, bias);
+              if (kAll && Step::kHasBias && p.bias && inside) load_bias<Step>(p, tile.expert, first + 2 * j, bias);
 #pragma unroll
               for (int e = 0; e < 2; ++e) {
                 float in[Step::kInputs], x[kWidth], values[Step::kOutputs];
@@ -187,12 +199,10 @@ struct Quantised {
                 }
 #pragma unroll
                 for (int w = 0; w < kWidth && !Step::kForward; ++w) x[w] = c[w][2 * j + e];
-                float term = 0.f;
-                apply<Step, kExtras>(args, scalars, in, bias[e], sums.prob[i], x, values, term);
-                if (inside) sums.dprob[i] += term;
+                apply<Step, kAll>(args, of_columns, in, bias[e], prob, x, values, sums.dprob[i]);
 #pragma unroll
                 for (int w = 0; w < Step::kOutputs; ++w) {
-                  d.value[i][g * Step::kOutputs + w][2 * j + e] = inside ? values[w] : 0.f;
+                  d.value[i][g * Step::kOutputs + w][2 * j + e] = values[w];
                 }
 #pragma unroll
                 for (int w = 0; w < kWidth && Step::kForward; ++w) c[w][2 * j + e] = x[w];
@@ -209,14 +219,14 @@ struct Quantised {
           }
         }
         int const d_column = Step::kForward ? n / kWidth : n * kWidth;
-        if (kExtras && !Step::kForward && p.epilogue_op != EpilogueOp::identity) {
+        if (kAll && !Step::kForward && p.epilogue_op != EpilogueOp::identity) {
 #pragma unroll
           for (int v = 0; v < 4 * kUnits * 8; ++v) {
             float& value = d.value[v / (kUnits * 8)][v / 8 % kUnits][v % 8];
             value = apply_epilogue_op(p.epilogue_op, value);
           }
         }
-        if (kExtras && p.amax) {
+        if (kAll && p.amax) {
 #pragma unroll
           for (int v = 0; v < 4 * kUnits * 8; ++v) {
             int const unit = v / 8 % kUnits;
@@ -224,7 +234,7 @@ struct Quantised {
             amax = ptx::max_magnitude(amax, d.value[v / (kUnits * 8)][unit][v % 8]);
           }
         }
-        if (kExtras && !Step::kForward && p.dbias) {
+        if (!Step::kForward && (kExtras == Extras::dbias || kAll && p.dbias)) {
           uint32_t const slot =
               uint32_t(tile.m / kSlotRows + warp) * uint32_t(d_columns) + uint32_t(d_column + q * 8 + r);
 #pragma unroll
@@ -242,7 +252,7 @@ struct Quantised {
         boxes.advance();
       }
     }
-    sums.template write<kExtras>(p, tile, lane);
+    sums.template write<kAll>(p, tile, lane);
   }
 };
 

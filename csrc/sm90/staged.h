@@ -25,7 +25,9 @@ struct Staged {
     Params const& p = args.p;
     Scalars<Step> const scalars(p, tile.expert);
     TileSums<Step, kInterleaved> sums(p, tile, warp, lane);
-    float* const slot = kExtras == Extras::none ? nullptr : slot_of(p, sums, warp, lane);
+    constexpr bool kMayHaveDbias = !Step::kForward && kExtras != Extras::none;
+    bool const has_dbias = kMayHaveDbias && (kExtras == Extras::dbias || p.dbias);
+    float* const slot = kMayHaveDbias ? ColumnSums<Step>::slot(p, sums.rows.tile() + warp * kSlotRows, lane) : nullptr;
     // Lane l gives the address of row l % 8 of the 8x8 matrix l / 8: this warp's row group of that number.
     int const matrix = lane / 8, row = (matrix / 2) * 64 + warp * 16 + matrix % 2 * 8 + lane % 8;
     uint32_t const at_c = row * kSwizzledRow + (row % 8 << 4);
@@ -44,61 +46,68 @@ struct Staged {
         }
         uint32_t const d_box = boxes.box();
         float* slot_of_chunk = slot + n * kWidth;
-        if (kExtras != Extras::none) ptx::keep(slot_of_chunk);
+        if (kMayHaveDbias) ptx::keep(slot_of_chunk);
 #pragma unroll
         for (int g = 0; g < Step::kGroups; ++g) {
 #pragma unroll
-          for (int j = 0; j < kUnit / 8; ++j) {
-            int const column = n + g * (Step::kAccUnits / Step::kGroups) * kUnit + j * 8;
-            // Never true, which the compiler does not know: see quantised.h.
-            if (Step::kForward && ptx::hidden(n) >= p.n) return;
-            if (kWidth == 1 && column >= p.n) continue;
-            float bias[2][Step::kInputs] = {}, d[4][Step::kOutputs][2];
-            if (kExtras == Extras::all && Step::kHasBias && p.bias)
-              load_bias<Step>(p, tile.expert, column + lane % 4 * 2, bias);
-            uint32_t c[kWidth][4];
-            if (!Step::kForward) {
+          for (int first_j = 0; first_j < kUnit / 8; first_j += ColumnSums<Step>::kGroups) {
+            ColumnSums<Step> column_sums;
 #pragma unroll
-              for (int w = 0; w < kWidth; ++w) {
-                ptx::load_matrices((c_box + at_c) ^ ((g * kWidth + w) * 4 + j) << 4, c[w]);
+            for (int j = first_j; j < first_j + ColumnSums<Step>::kGroups; ++j) {
+              int const column = n + g * (Step::kAccUnits / Step::kGroups) * kUnit + j * 8;
+              // Never true, which the compiler does not know: see quantised.h.
+              if (Step::kForward && ptx::hidden(n) >= p.n) return;
+              if (kWidth == 1 && column >= p.n) continue;
+              float bias[2][Step::kInputs] = {}, d[4][Step::kOutputs][2];
+              if (kExtras == Extras::all && Step::kHasBias && p.bias)
+                load_bias<Step>(p, tile.expert, column + lane % 4 * 2, bias);
+              uint32_t c[kWidth][4];
+              if (!Step::kForward) {
+#pragma unroll
+                for (int w = 0; w < kWidth; ++w) {
+                  ptx::load_matrices((c_box + at_c) ^ ((g * kWidth + w) * 4 + j) << 4, c[w]);
+                }
               }
-            }
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-              float x[2][kWidth];
+              for (int i = 0; i < 4; ++i) {
+                float x[2][kWidth];
 #pragma unroll
-              for (int e = 0; e < 2; ++e) {
-                float in[Step::kInputs], out[Step::kOutputs];
+                for (int e = 0; e < 2; ++e) {
+                  float in[Step::kInputs], out[Step::kOutputs];
 #pragma unroll
-                for (int w = 0; w < Step::kInputs; ++w) {
-                  int const unit = chunk * Step::kAccUnits + g * Step::kInputs + w;
-                  in[w] = acc.at(i / 2, i % 2, unit * 4 + j, e);
+                  for (int w = 0; w < Step::kInputs; ++w) {
+                    int const unit = chunk * Step::kAccUnits + g * Step::kInputs + w;
+                    in[w] = acc.at(i / 2, i % 2, unit * 4 + j, e);
+                  }
+#pragma unroll
+                  for (int w = 0; w < kWidth; ++w) x[e][w] = e ? ptx::high_bf16(c[w][i]) : ptx::low_bf16(c[w][i]);
+                  apply<Step, kExtras == Extras::all>(args, scalars, in, bias[e], sums.prob[i], x[e], out, sums.dprob[i]);
+#pragma unroll
+                  for (int w = 0; w < Step::kOutputs; ++w) d[i][w][e] = out[w];
                 }
 #pragma unroll
-                for (int w = 0; w < kWidth; ++w) x[e][w] = e ? ptx::high_bf16(c[w][i]) : ptx::low_bf16(c[w][i]);
-                apply<Step, kExtras == Extras::all>(args, scalars, in, bias[e], sums.prob[i], x[e], out, sums.dprob[i]);
-#pragma unroll
-                for (int w = 0; w < Step::kOutputs; ++w) d[i][w][e] = out[w];
+                for (int w = 0; w < kWidth && Step::kForward; ++w) c[w][i] = ptx::pack_bf16(x[0][w], x[1][w]);
               }
+              if constexpr (kExtras == Extras::all) after_activation(p, sums, d);
+              if (has_dbias) column_sums.add(j - first_j, lane, d);
 #pragma unroll
-              for (int w = 0; w < kWidth && Step::kForward; ++w) c[w][i] = ptx::pack_bf16(x[0][w], x[1][w]);
-            }
-            if constexpr (kExtras != Extras::none) {
-              float* const at = slot_of_chunk + (g * Step::kOutputs * kUnit + j * 8);
-              after_activation<Step, kInterleaved, kExtras>(p, sums, at, lane, true, d);
-            }
+              for (int w = 0; w < Step::kOutputs; ++w) {
+                uint32_t packed[4];
 #pragma unroll
-            for (int w = 0; w < Step::kOutputs; ++w) {
-              uint32_t packed[4];
-#pragma unroll
-              for (int i = 0; i < 4; ++i) packed[i] = ptx::pack_bf16(d[i][w][0], d[i][w][1]);
-              ptx::store_matrices((d_box + at_d) ^ ((g * Step::kOutputs + w) * 4 + j) << 4, packed);
-            }
-            if (two_boxes(p)) {
-#pragma unroll
-              for (int w = 0; w < kWidth; ++w) {
-                ptx::store_matrices((c_box + at_c) ^ ((g * kWidth + w) * 4 + j) << 4, c[w]);
+                for (int i = 0; i < 4; ++i) packed[i] = ptx::pack_bf16(d[i][w][0], d[i][w][1]);
+                ptx::store_matrices((d_box + at_d) ^ ((g * Step::kOutputs + w) * 4 + j) << 4, packed);
               }
+              if (two_boxes(p)) {
+#pragma unroll
+                for (int w = 0; w < kWidth; ++w) {
+                  ptx::store_matrices((c_box + at_c) ^ ((g * kWidth + w) * 4 + j) << 4, c[w]);
+                }
+              }
+            }
+            if (has_dbias) {
+              int const at = g * Step::kOutputs * kUnit + first_j * 8;
+              bool const inside = kWidth == 2 || n + at + ColumnSums<Step>::column(lane) < p.n;
+              column_sums.store(slot_of_chunk + at, lane, inside);
             }
           }
         }

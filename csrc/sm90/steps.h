@@ -21,6 +21,11 @@ template <class Step>
 struct Scalars {
   float alpha, beta;
 
+  __device__ __forceinline__ Scalars only_if(bool condition) const {
+    Scalars out = *this;
+    if (!condition) out.alpha = 0.f;
+    return out;
+  }
   __device__ __forceinline__ Scalars(Params const& p, int expert) {
     alpha = kIsGatedBackward<Step> ? 1.f : alpha_of(p, expert);
     beta = kIsGatedBackward<Step> && p.beta ? __ldg(p.beta + expert) : 1.f;
