@@ -46,10 +46,10 @@ template <class Epilogue>
 struct BoxWalk {
   using Step = typename Epilogue::Step;
   Params const& p;
-  Schedule<Epilogue::kN> const& schedule;
+  Schedule<Epilogue> const& schedule;
   int index, column, chunks = 0, row = 0;
 
-  __device__ __forceinline__ BoxWalk(Params const& p, Schedule<Epilogue::kN> const& schedule, int consumer)
+  __device__ __forceinline__ BoxWalk(Params const& p, Schedule<Epilogue> const& schedule, int consumer)
       : p(p), schedule(schedule), index(blockIdx.x + consumer * gridDim.x) {
     enter();
   }
@@ -71,7 +71,7 @@ struct BoxWalk {
 template <class Epilogue>
 __device__ __forceinline__ void move_boxes(Params const& p, uint32_t m_tiles_at, Boxes<Epilogue::kBoxes> boxes) {
   static_assert(Epilogue::kBoxes == 2);
-  Schedule<Epilogue::kN> const schedule(p, m_tiles_at);
+  Schedule<Epilogue> const schedule(p, m_tiles_at);
   BoxWalk<Epilogue> walk(p, schedule, boxes.consumer);
   bool const two = Epilogue::two_boxes(p);
   int2 held[2] = {};  // column and row of what a box holds

@@ -15,7 +15,6 @@ namespace {
 
 using cuda::bind_device, cuda::make_map, cuda::write_addresses;
 
-inline constexpr int kGroupM = 8;  // M tiles that share a panel of B in L2
 inline constexpr auto kBF16 = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 inline constexpr auto kByte = CU_TENSOR_MAP_DATA_TYPE_UINT8;
 inline constexpr auto k128 = CU_TENSOR_MAP_SWIZZLE_128B;
@@ -152,7 +151,6 @@ CUtensorMap map_of_rows(void const* data, GroupedGemm const& p, int64_t columns,
 
 Params params_of(GroupedGemm const& p, Workspace const& w, Kernel const& kernel) {
   Params out{cuda::epilogue_params_of(p, w.bias, w.dprob, w.dbias)};
-  out.group_m = kGroupM;
   out.b_is_n_major = p.b_is_n_major && !p.block_scaled();
   out.a = map_of_a(p.block_scaled() ? w.a : p.a, p, kernel.interleaved);
   out.expert_maps = w.maps;

@@ -21,9 +21,10 @@ template <class Epilogue>
 __device__ __forceinline__ void load_operands(Params const& p, uint32_t m_tiles_at,
                                               Ring<Epilogue::kN, Epilogue::kStages> ring) {
   constexpr int kN = Epilogue::kN;
-  Schedule<kN> const schedule(p, m_tiles_at);
   int acquired = -1;
-  for (int index = blockIdx.x; index < schedule.count; index += gridDim.x) {
+  for (int index = blockIdx.x;; index += gridDim.x) {
+    Schedule<Epilogue> const schedule(p, m_tiles_at);  // anew: few registers
+    if (index >= schedule.count) return;
     Tile const tile = schedule.at(index);
     CUtensorMap const* b = &p.b;
     if (p.expert_maps) {
@@ -61,7 +62,7 @@ __device__ __forceinline__ void consume(KernelArguments<typename Epilogue::Step:
   int const k_tiles = ceil_div(p.k, kTileK);
   if (consumer == 1) give_turn(1);
   for (int turn = consumer;; turn += kConsumers) {
-    Schedule<Epilogue::kN> const schedule(p, m_tiles_at);
+    Schedule<Epilogue> const schedule(p, m_tiles_at);
     int const index = blockIdx.x + turn * gridDim.x;
     if (index >= schedule.count) return;
     Tile const tile = schedule.at(index);

@@ -4,11 +4,13 @@
 #include "../cuda/launch.h"
 #include "../cuda/values.h"
 #include "mainloop.h"
+#include "tile_order.h"
 
 namespace cudnn_grouped::sm90 {
 namespace {
 
-inline constexpr int kN = kWeightTileN, kStages = 5, kGroup = 8;
+inline constexpr int kN = kWeightTileN, kStages = 5;
+using Order = TileOrder<12, true>;
 using WeightRing = Ring<kN, kStages>;
 inline constexpr int kBytes = WeightRing::kBytes + 8 * 2 * kStages;
 static_assert(kBytes <= kSharedBytes);
@@ -17,7 +19,7 @@ struct WeightTile {
   int expert, row, column, first_token, k_tiles;
 };
 
-// Expert by expert; inside, groups of row tiles, rows fastest.
+// Expert by expert.
 struct WeightSchedule {
   WeightTiles const& p;
   int row_tiles, column_tiles, per_expert, count;
@@ -31,9 +33,9 @@ struct WeightSchedule {
     return max(p.experts.end(expert) - p.experts.start(expert), 0) / kTileK;
   }
   __device__ __forceinline__ WeightTile at(int index) const {
-    int const expert = index / per_expert, inside = index % per_expert, per_group = kGroup * column_tiles;
-    int const group = inside / per_group, rest = inside % per_group, rows = min(kGroup, row_tiles - group * kGroup);
-    return {expert, (group * kGroup + rest % rows) * kTileM, rest / rows * kN, p.experts.start(expert), k_tiles(index)};
+    int const expert = index / per_expert;
+    auto const place = Order::place_of(index % per_expert, row_tiles, column_tiles);
+    return {expert, place.row * kTileM, place.column * kN, p.experts.start(expert), k_tiles(index)};
   }
 };
 
