@@ -90,3 +90,17 @@ def test_results_do_not_depend_on_the_number_of_blocks(case):
             results.append(cases.call(built)[0])
     for name, tensor in results[0].items():
         assert all(torch.equal(raw(tensor), raw(other[name])) for other in results[1:]), name
+
+
+# More than a dozen tiles of rows: groups of tiles, every second one backwards.
+TALL = [
+    Case("dsrelu", offsets=(1792,), m=2048, n=400, k=64, dbias=True),
+    Case("dglu", offsets=(1280,), m=1280, n=288, k=64, d="e4m3"),
+    WgradCase((256,), 512, vec=16, m=1680, n=400, **ROWS),
+]
+
+
+@pytest.mark.parametrize("case", TALL, ids=str)
+def test_groups_of_tiles(case):
+    with simulated_engine():
+        run(case)

@@ -9,7 +9,7 @@ template <class StepT>
 struct Direct {
   using Step = StepT;
   static constexpr int kN = 128, kStages = 6, kBoxes = 0;
-  using Order = TileOrder<8, false>;
+  static constexpr TileOrder kOrder{8, false};
   static constexpr bool kInterleaved = false;
   static constexpr int kWidth = Step::kWidth, kChunk = Step::kAccUnits * kUnit;
 

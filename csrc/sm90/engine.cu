@@ -1,6 +1,8 @@
 // The Hopper engine: what it launches for a problem, and its entry in the dispatcher's table.
 #include "../core/engine.h"
 
+#include <algorithm>
+
 #include "../core/arena.h"
 #include "../cuda/dact.h"
 #include "../cuda/outputs.h"
@@ -149,8 +151,16 @@ CUtensorMap map_of_rows(void const* data, GroupedGemm const& p, int64_t columns,
                   {{columns, 0, width}, {p.m, columns * (fp8 ? 1 : 2), fp8 ? kSlotRows : kTileM}});
 }
 
+// Groups no larger than an expert is on average: the tiles of a panel of B then follow each other.
+TileOrder order_of(GroupedGemm const& p, Kernel const& kernel) {
+  int const rows = int(p.m / kTileM / p.experts) / 2 * 2;
+  if (rows >= kernel.order.group) return kernel.order;
+  return {std::max(rows, 2), false};
+}
+
 Params params_of(GroupedGemm const& p, Workspace const& w, Kernel const& kernel) {
   Params out{cuda::epilogue_params_of(p, w.bias, w.dprob, w.dbias)};
+  out.order = order_of(p, kernel);
   out.b_is_n_major = p.b_is_n_major && !p.block_scaled();
   out.a = map_of_a(p.block_scaled() ? w.a : p.a, p, kernel.interleaved);
   out.expert_maps = w.maps;

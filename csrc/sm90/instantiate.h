@@ -21,7 +21,7 @@ void launch(GroupedGemm const& problem, Params const& p, int blocks, cudaStream_
 
 template <class Epilogue>
 constexpr Kernel kernel() {
-  return {Epilogue::kN, Epilogue::kInterleaved, launch<Epilogue>};
+  return {Epilogue::kN, Epilogue::kInterleaved, Epilogue::kOrder, launch<Epilogue>};
 }
 
 // The forward's saved C never passes through a box beside FP8 D.

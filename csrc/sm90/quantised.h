@@ -116,7 +116,7 @@ template <class StepT, bool kStagedC, bool kE4M3, Extras kExtras>
 struct Quantised {
   using Step = StepT;
   static constexpr int kN = 128, kStages = 5, kBoxes = 2;
-  using Order = TileOrder<8, false>;
+  static constexpr TileOrder kOrder{8, false};
   static constexpr bool kInterleaved = true, kLoadsC = kStagedC;
   static constexpr int kWidth = Step::kWidth, kChunk = Step::kAccUnits * kUnit, kUnits = Step::kDUnits;
   static constexpr bool kAll = kExtras == Extras::all;

@@ -9,7 +9,7 @@ template <class StepT, Extras kExtras>
 struct Staged {
   using Step = StepT;
   static constexpr int kN = 192, kStages = 4, kBoxes = 2;
-  using Order = TileOrder<12, true>;
+  static constexpr TileOrder kOrder{12, true};
   static constexpr bool kInterleaved = false, kLoadsC = !Step::kForward;
   static constexpr int kWidth = Step::kWidth, kChunk = Step::kAccUnits * kUnit;
   static constexpr int kDRow = Step::kDUnits * kUnit * 2;  // bytes of a box's row of D

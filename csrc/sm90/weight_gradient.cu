@@ -10,7 +10,6 @@ namespace cudnn_grouped::sm90 {
 namespace {
 
 inline constexpr int kN = kWeightTileN, kStages = 5;
-using Order = TileOrder<12, true>;
 using WeightRing = Ring<kN, kStages>;
 inline constexpr int kBytes = WeightRing::kBytes + 8 * 2 * kStages;
 static_assert(kBytes <= kSharedBytes);
@@ -34,7 +33,7 @@ struct WeightSchedule {
   }
   __device__ __forceinline__ WeightTile at(int index) const {
     int const expert = index / per_expert;
-    auto const place = Order::place_of(index % per_expert, row_tiles, column_tiles);
+    auto const place = TileOrder{12, true}.place_of(index % per_expert, row_tiles, column_tiles);
     return {expert, place.row * kTileM, place.column * kN, p.experts.start(expert), k_tiles(index)};
   }
 };
