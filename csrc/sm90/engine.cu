@@ -151,11 +151,10 @@ CUtensorMap map_of_rows(void const* data, GroupedGemm const& p, int64_t columns,
                   {{columns, 0, width}, {p.m, columns * (fp8 ? 1 : 2), fp8 ? kSlotRows : kTileM}});
 }
 
-// Groups no larger than an expert is on average: the tiles of a panel of B then follow each other.
+// As few equal groups to an expert of the usual size as there can be: the tiles of a panel of B then follow each other.
 TileOrder order_of(GroupedGemm const& p, Kernel const& kernel) {
-  int const rows = int(p.m / kTileM / p.experts) / 2 * 2;
-  if (rows >= kernel.order.group) return kernel.order;
-  return {std::max(rows, 2), false};
+  int const rows = std::max(int(p.m / kTileM / p.experts), 1), groups = ceil_div(rows, kernel.order.group);
+  return {ceil_div(ceil_div(rows, groups), 2) * 2, kernel.order.serpentine && groups > 1};
 }
 
 Params params_of(GroupedGemm const& p, Workspace const& w, Kernel const& kernel) {

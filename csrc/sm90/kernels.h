@@ -8,7 +8,7 @@ namespace cudnn_grouped::sm90 {
 struct Kernel {
   int tile_n;
   bool interleaved;  // rows of A and B are permuted within a tile
-  TileOrder order;   // of experts with many rows
+  TileOrder order;   // with the largest group
   void (*launch)(GroupedGemm const&, Params const&, int blocks, cudaStream_t);
 };
 
