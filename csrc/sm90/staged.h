@@ -82,7 +82,8 @@ struct Staged {
                   }
 #pragma unroll
                   for (int w = 0; w < kWidth; ++w) x[e][w] = e ? ptx::high_bf16(c[w][i]) : ptx::low_bf16(c[w][i]);
-                  apply<Step, kExtras == Extras::all>(args, scalars, in, bias[e], sums.prob[i], x[e], out, sums.dprob[i]);
+                  apply<Step, kExtras == Extras::all>(args, scalars, in, bias[e], sums.prob[i], x[e], out,
+                                                      sums.dprob[i]);
 #pragma unroll
                   for (int w = 0; w < Step::kOutputs; ++w) d[i][w][e] = out[w];
                 }

@@ -3,8 +3,9 @@
 
 namespace cudnn_grouped::sm90 {
 
-// Groups of rows of tiles; inside a group rows run fastest. An even group: neighbouring blocks, the two of a TPC, then read
-// the same panel of B. Serpentine: every second group is taken backwards, beginning at the columns where the last ended.
+// Groups of rows of tiles; inside a group rows run fastest. An even group: neighbouring blocks, the two of a TPC, then
+// read the same panel of B. Serpentine: every second group is taken backwards, beginning at the columns where the last
+// ended.
 struct TileOrder {
   int group;
   bool serpentine;
