@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(256) finish_kernel(__grid_constant__ Finish co
       }
     } else {
       float const total = row < rows ? sum(0, p.n_tiles) : 0.f;
-      p.dprob[row] = row >= rows ? 0.f : p.is_new ? total : p.dprob[row] + total;
+      p.dprob[row] = row < rows && !p.is_new ? p.dprob[row] + total : total;
     }
   }
   for (Finish::Rows const& tensor : p.rows) {
