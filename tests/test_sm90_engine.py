@@ -92,7 +92,7 @@ def test_results_do_not_depend_on_the_number_of_blocks(case):
         assert all(torch.equal(raw(tensor), raw(other[name])) for other in results[1:]), name
 
 
-# More than a dozen tiles of rows: groups of tiles, every second one backwards.
+# More tiles of rows than a group has; where D is BF16, and in the weight gradient, every second group goes backwards.
 TALL = [
     Case("dsrelu", offsets=(1792,), m=2048, n=400, k=64, dbias=True),
     Case("dglu", offsets=(1280,), m=1280, n=288, k=64, d="e4m3"),
