@@ -151,7 +151,7 @@ CUtensorMap map_of_rows(void const* data, GroupedGemm const& p, int64_t columns,
                   {{columns, 0, width}, {p.m, columns * (fp8 ? 1 : 2), fp8 ? kSlotRows : kTileM}});
 }
 
-// As few equal groups to an expert of the usual size as there can be: the tiles of a panel of B then follow each other.
+// An expert of the average size takes as few groups as it can, of one even size: few groups have tiles of two experts.
 TileOrder order_of(GroupedGemm const& p, Kernel const& kernel) {
   int const rows = std::max(int(p.m / kTileM / p.experts), 1), groups = ceil_div(rows, kernel.order.group);
   return {ceil_div(ceil_div(rows, groups), 2) * 2, kernel.order.serpentine && groups > 1};

@@ -1,4 +1,4 @@
-// The table of compiled kernels: one row per activation, filled by one file each.
+// The table of compiled kernels: rows of an activation, filled by one file each.
 #pragma once
 
 #include "params.h"
@@ -14,9 +14,9 @@ struct Kernel {
 
 struct ActivationKernels {
   struct Direction {
-    // D in BF16, C in BF16 or absent: nothing else; dbias too; bias, dbias, amax. D in another plain dtype, or C.
+    // D in BF16, C in BF16 or absent: nothing else; dbias too; bias, dbias, amax. D or C in another plain dtype.
     Kernel staged, staged_with_dbias, staged_with_extras, direct;
-    // D in E4M3 and C in BF16, likewise; D in E4M3 or E5M2, any C.
+    // D in E4M3, C in BF16 or, forward, any: nothing else; dbias too; all. D in E4M3 or E5M2, any C.
     Kernel e4m3, e4m3_with_dbias, e4m3_with_extras, e4m3_any_c, e5m2_any_c;
   } backward, forward;
 };

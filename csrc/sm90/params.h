@@ -1,4 +1,4 @@
-// What a grouped GEMM kernel receives, and its order of tiles.
+// What a grouped GEMM kernel receives, and the tiles of a block.
 #pragma once
 
 #include <cuda.h>
