@@ -21,17 +21,18 @@ __global__ void __launch_bounds__(256) finish_kernel(__grid_constant__ Finish co
   for (int row = blockIdx.x * blockDim.x + threadIdx.x; row < m && p.dprob_slots; row += step) {
     auto sum = [&](int first, int last) {
       float total = 0.f;
+      if (row >= rows) return total;
 #pragma unroll 8
       for (int slot = first; slot < last; ++slot) total += p.dprob_slots[int64_t(slot) * m + row];
       return total;
     };
     if (p.documented_dprob) {
       for (int slot = 0; slot < p.documented_slots; ++slot) {
-        float const part = row < rows ? sum(slot * p.parts, min((slot + 1) * p.parts, p.n_tiles)) : 0.f;
+        float const part = sum(slot * p.parts, min((slot + 1) * p.parts, p.n_tiles));
         p.documented_dprob[int64_t(row) * p.documented_slots + slot] = part;
       }
     } else {
-      float const total = row < rows ? sum(0, p.n_tiles) : 0.f;
+      float const total = sum(0, p.n_tiles);
       p.dprob[row] = row < rows && !p.is_new ? p.dprob[row] + total : total;
     }
   }

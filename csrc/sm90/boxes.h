@@ -45,12 +45,11 @@ struct Boxes {
 template <class Epilogue>
 struct BoxWalk {
   using Step = typename Epilogue::Step;
-  Params const& p;
   Schedule<Epilogue> const& schedule;
   int index, column, chunks = 0, row = 0;
 
-  __device__ __forceinline__ BoxWalk(Params const& p, Schedule<Epilogue> const& schedule, int consumer)
-      : p(p), schedule(schedule), index(blockIdx.x + consumer * gridDim.x) {
+  __device__ __forceinline__ BoxWalk(Schedule<Epilogue> const& schedule, int consumer)
+      : schedule(schedule), index(blockIdx.x + consumer * gridDim.x) {
     enter();
   }
   __device__ __forceinline__ bool valid() const { return index < schedule.count; }
@@ -58,7 +57,7 @@ struct BoxWalk {
     if (!valid()) return;
     Tile const tile = schedule.at(index);
     column = tile.n, row = tile.m;
-    chunks = ceil_div(min(Epilogue::kN, p.n - tile.n), Epilogue::kChunk);
+    chunks = ceil_div(min(Epilogue::kN, schedule.p.n - tile.n), Epilogue::kChunk);
   }
   __device__ __forceinline__ void next() {
     column += Epilogue::kChunk;
@@ -72,7 +71,7 @@ template <class Epilogue>
 __device__ __forceinline__ void move_boxes(Params const& p, uint32_t m_tiles_at, Boxes<Epilogue::kBoxes> boxes) {
   static_assert(Epilogue::kBoxes == 2);
   Schedule<Epilogue> const schedule(p, m_tiles_at);
-  BoxWalk<Epilogue> walk(p, schedule, boxes.consumer);
+  BoxWalk<Epilogue> walk(schedule, boxes.consumer);
   bool const two = Epilogue::two_boxes(p);
   int2 held[2] = {};  // column and row of what a box holds
   auto store = [&](int step) {

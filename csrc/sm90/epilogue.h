@@ -90,12 +90,13 @@ struct ColumnSums {
     for (int v = 0; v < kOutputs * 2; ++v) {
       sum[v] = (d[0][v / 2][v % 2] + d[1][v / 2][v % 2]) + (d[2][v / 2][v % 2] + d[3][v / 2][v % 2]);
     }
-    scatter<16, 16>(sum, lane, [](float x, float y) { return x + y; });
+    scatter<16, 16>(sum, lane, Sum{});
 #pragma unroll
-    for (int v = 0; v < kOutputs; ++v) part[group * kOutputs + v] = sum[v];
+    for (int v = 0; v < kOutputs; ++v) part[group % kGroups * kOutputs + v] = sum[v];
   }
+  __device__ __forceinline__ bool complete(int group) const { return group % kGroups == kGroups - 1; }
   __device__ __forceinline__ void store(float* slot, int lane, bool inside) {
-    scatter<8, 4>(part, lane, [](float x, float y) { return x + y; });
+    scatter<8, 4>(part, lane, Sum{});
     ptx::store_if(inside, slot, part[0]);
   }
 };

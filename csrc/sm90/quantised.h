@@ -244,7 +244,7 @@ struct Quantised {
 #pragma unroll
             for (int c = 0; c < 8; ++c)
               sum[c] = (d.value[0][u][c] + d.value[1][u][c]) + (d.value[2][u][c] + d.value[3][u][c]);
-            scatter<16, 4>(sum, lane, [](float x, float y) { return x + y; });  // this lane's: column r of the eight
+            scatter<16, 4>(sum, lane, Sum{});  // this lane's: column r of the eight
             ptx::store_if(d_column + u * kUnit + q * 8 < d_columns, p.dbias + (slot + u * kUnit), sum[0]);
           }
         }

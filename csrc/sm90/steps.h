@@ -85,4 +85,8 @@ __device__ __forceinline__ void scatter(float (&v)[kCount], int lane, Combine co
   }
 }
 
+struct Sum {
+  __device__ __forceinline__ float operator()(float x, float y) const { return x + y; }
+};
+
 }  // namespace cudnn_grouped::sm90
