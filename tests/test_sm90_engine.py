@@ -104,3 +104,21 @@ TALL = [
 def test_groups_of_tiles(case):
     with simulated_engine():
         run(case)
+
+
+# The last tile of a row of tiles multiplies 64, 128 or 192 columns: one behind each, in every orientation of B.
+BF16 = {"k": 96, "ab": "bf16"}
+LAST = [
+    *(Case("dglu", n=n, **BF16, weights=b) for n in (64, 128, 192, 256) for b in ("list_k", "list_n")),
+    *(Case("dsrelu", n=n, **BF16, weights=b, dbias=True) for n in (80, 144, 208, 272) for b in ("dense_k", "dense_n")),
+    *(Case("dsrelu", n=n, k=96, d="e4m3") for n in (64, 96, 192, 208)),
+    *(forward.Case("mm", n=n, **BF16, weights="list_n", d="f32") for n in (64, 80, 192, 208)),
+    *(WgradCase(m=144, n=n, a_major=a) for n in (64, 80, 144, 208, 264) for a in ("tokens", "rows")),
+    *(WgradCase(m=144, n=n, b_major="rows") for n in (64, 80, 144, 208, 264)),
+]
+
+
+@pytest.mark.parametrize("case", LAST, ids=str)
+def test_columns_of_the_last_tile(case):
+    with simulated_engine():
+        run(case)
