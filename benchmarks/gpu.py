@@ -5,8 +5,8 @@
     python benchmarks/gpu.py --dry                                       tiny, on the CPU: does it run
 
 Each contender is compared with a float32 reference, then timed twice: alone in a steady state, and interleaved with the
-others (timing.py says why both). Sections: suites; jagged (rows unevenly spread, many small experts); deterministic
-(the operator's option on and off); host (microseconds per call); energy (what a byte costs). gpu.json is written after each
+others (timing.py says why both). Sections: suites; jagged (rows unevenly spread, many small experts); dbias and
+deterministic (on and off); host (microseconds per call); energy (what a byte costs). gpu.json is written after each
 row.
 """
 
@@ -27,7 +27,7 @@ from gpu_rivals import CONTENDERS, NotRun, build, label, operator
 
 import cudnn_grouped
 
-SECTIONS = ("suites", "jagged", "deterministic", "host", "energy")
+SECTIONS = ("suites", "jagged", "dbias", "deterministic", "host", "energy")
 DEFAULT_FORMATS = "bf16,mxfp8,nvfp4,mxfp8-bf16"
 JAGGED = {
     "16 x 4096": Suite("dswiglu", balanced(16, 65536), 1536, 4096),
@@ -36,7 +36,8 @@ JAGGED = {
     "skew of 32768": Suite("dswiglu", skewed(16, 32768), 768, 2048),
     "128 x 256": Suite("dswiglu", balanced(128, 32768), 768, 2048),
 }
-DETERMINISTIC = ("h1", "qwen30", "super")
+SWITCHED = ("h1", "qwen30", "super")
+SWITCHES = {"dbias": "ours-without-dbias", "deterministic": "ours-deterministic"}  # beside ours, which has dbias
 HOST = Suite("dswiglu", balanced(4, 1024), 256, 256)
 
 
@@ -114,10 +115,10 @@ def measurements(options):
             for format in [f for f in options.formats if f in ("bf16", "mxfp8")]:
                 for name, suite in JAGGED.items():
                     yield section, name, suite, format, False, [c for c in options.contenders if c in ("E0", "ours")]
-        elif section == "deterministic":
+        elif section in ("dbias", "deterministic"):
             for format in [f for f in options.formats if f in ("bf16", "mxfp8")]:
-                for name in options.suites or DETERMINISTIC:
-                    yield section, name, SUITES[name], format, True, ["ours", "ours-deterministic"]
+                for name in options.suites or SWITCHED:
+                    yield section, name, SUITES[name], format, True, ["ours", SWITCHES[section]]
 
 
 def with_dbias(choice, suite):

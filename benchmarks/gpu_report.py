@@ -1,6 +1,6 @@
 """What gpu.py prints and plots of its rows."""
 
-# Upper limits of ours / E0 in the steady state; the MXFP8 ones include the dequantisers.
+# Upper limits of ours / E0 of BF16 operands in the steady state; the MXFP8 ones include the dequantisers.
 BARS = {
     "bf16": {
         "h1": 1.00,
@@ -79,8 +79,9 @@ def print_bars(rows):
         where = f"{name} {format}{' dbias' if dbias else ''}"
         if "ours" not in ms:
             continue
-        if "E0" in ms and name in BARS.get(format, ()):
-            _bar(f"{where}: ours / E0", ms["ours"] / ms["E0"], BARS[format][name])
+        e0 = by_key.get((name, "bf16", dbias), {}).get("E0")
+        if e0 and name in BARS.get(format, ()):
+            _bar(f"{where}: ours / E0 of BF16", ms["ours"] / e0, BARS[format][name])
         if format == "mxfp8":
             for rival, bar in (("E3", E3_BAR), ("E1", E1_BAR)):
                 if rival in ms:
@@ -101,8 +102,9 @@ def print_sections(rows):
         if row["section"] == "jagged":
             per_row = ", ".join(f"{name} {value / row['shape']['M'] * 1e6:.2f} ns a row" for name, value in ms.items())
             print(f"{where}: {per_row}")
-        if row["section"] == "deterministic" and len(ms) == 2:
-            on, off = ms["ours-deterministic"], ms["ours"]
+        if row["section"] in ("dbias", "deterministic") and len(ms) == 2:
+            without = "ours-without-dbias" in ms
+            on, off = (ms["ours"], ms["ours-without-dbias"]) if without else (ms["ours-deterministic"], ms["ours"])
             print(f"{where}: on / off {on / off:.3f} ({on:.4f} ms, {off:.4f} ms)")
 
 

@@ -1,7 +1,7 @@
 """The contenders of gpu.py: what each runs, and which outputs of it are checked.
 
 ours  the operator dglu or dsrelu: one call, outputs newly allocated
-      ours-kept: block-scaled A, and weights that were dequantised beforehand
+      ours-kept: block-scaled A, and weights that were dequantised beforehand; ours-without-dbias; ours-deterministic
 E0    torch grouped_mm alone, on BF16 operands (E0x: operands dequantised beforehand): a GEMM without the epilogue
 E1    grouped_mm and a compiled epilogue with dprob (E1b: and dbias).
       E1x: compiled dequantisers in front; where D is MXFP8, compiled quantisers with packed scales in the epilogue
@@ -39,7 +39,8 @@ class NotRun(Exception):
 def build(name, problem, reference, options):
     """The Contender; NotRun where there is none."""
     makers = {"E0": grouped_mm, "E1": unfused, "E3": triton_fused, "E6": quack}
-    makers |= {"ours": ours, "ours-deterministic": ours_deterministic, "ours-kept": ours_kept}
+    makers |= {"ours": ours, "ours-kept": ours_kept}
+    makers |= {"ours-deterministic": ours_deterministic, "ours-without-dbias": ours_without_dbias}
     return makers[name](problem, reference, options)
 
 
@@ -58,6 +59,10 @@ def ours_deterministic(problem, reference, options):
     return ours(problem, reference, options, deterministic=True)
 
 
+def ours_without_dbias(problem, reference, options):
+    return ours(problem, reference, options, dbias=False)
+
+
 def ours_kept(problem, reference, options):
     if problem.format.block is None:
         raise NotRun("BF16 weights need no dequantising")
@@ -69,7 +74,7 @@ def ours(problem, reference, options, **changes):
 
     def outputs(result):
         d_row, d_col, dprob, dbias, _, sf_row, sf_col = result
-        named = {"dprob": dprob} | ({"dbias": dbias} if problem.dbias else {})
+        named = {"dprob": dprob} | ({"dbias": dbias} if dbias.numel() else {})
         if not problem.format.quantised:
             return named | {"d": d_row}
         sf_row, sf_col = (physical_scales(scales)[0].view(torch.uint8) for scales in (sf_row, sf_col))
@@ -78,8 +83,8 @@ def ours(problem, reference, options, **changes):
     return Contender(lambda i: calls[i](), outputs)
 
 
-def operator(problem, i, deterministic=False, kept=False):
-    """The operator bound to input set i. kept: with dequantised weights."""
+def operator(problem, i, deterministic=False, kept=False, dbias=None):
+    """The operator bound to input set i. kept: with dequantised weights. dbias: None is as the problem has it."""
     suite, inputs = problem.suite, problem.sets[i]
     ones = torch.ones(len(suite.counts), device=problem.device)
     tensors = {
@@ -96,7 +101,7 @@ def operator(problem, i, deterministic=False, kept=False):
         (b,), (sfb,) = tensors["b"], tensors.pop("sfb")
         tensors["b"] = [cudnn_grouped.dequantize_weights(b, sfb, problem.format.block)]
     options = {
-        "generate_dbias": problem.dbias,
+        "generate_dbias": problem.dbias if dbias is None else dbias,
         "deterministic": deterministic,
         "sf_vec_size": problem.format.sf_vec_size,
     }
