@@ -64,10 +64,11 @@ clean:
 	@echo '$(SWITCHES)' | cmp -s - $@ || echo '$(SWITCHES)' > $@
 
 # ninja compiles only what changed. `installed` is for the package's metadata: an editable install sees every rebuild.
+# compat: a path, for setuptools' finder gives way to a folder of the package's name that holds the clone.
 .venv/.built: setup.py pyproject.toml .venv/.requirements .venv/.switches $(wildcard .venv/.cuda-build) $(SOURCES)
 	$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@
 
 .venv/.installed: setup.py pyproject.toml | .venv/.built
-	$(PIP) --no-build-isolation --no-deps --editable .
+	$(PIP) --no-build-isolation --no-deps --config-settings editable_mode=compat --editable .
 	@touch $@

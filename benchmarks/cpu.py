@@ -173,8 +173,6 @@ def main():
     rows = []
     for name in options.ids or SUITES:
         for format in eager.FORMATS:
-            if format.block is None and not activations()[SUITES[name].activation].bf16:
-                continue
             row = measure(name, format, options.rounds)
             rows.append(row)
             memory = [

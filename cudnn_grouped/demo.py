@@ -244,8 +244,6 @@ def run(as_json=False):
     rows = []
     for activation in ACTIVATIONS:
         for format in FORMATS:
-            if format.block is None and not activation.bf16:
-                continue
             rows.append(measure(text, activation, format))
             if not as_json:
                 print_row(rows[-1])

@@ -32,11 +32,10 @@ FORMATS = (
 
 
 class Activation(NamedTuple):
-    """Forward value; (slopes, value) of it; and upper limits of what is added up to get them. ``bf16``: in the BF16 contract."""
+    """Forward value; (slopes, value) of it; and upper limits of what is added up to get them."""
 
     name: str
     gated: bool
-    bf16: bool
     forward: object
     derivative: object
     magnitudes: object
@@ -106,10 +105,10 @@ def _situglu_magnitudes(gate, up):
 
 
 ACTIVATIONS = (
-    Activation("dsrelu", False, False, _srelu, _srelu_derivative, _srelu_derivative),
-    Activation("dswiglu", True, True, _swiglu, _swiglu_derivative, _swiglu_magnitudes),
-    Activation("dgeglu", True, True, _geglu, _geglu_derivative, _geglu_magnitudes),
-    Activation("dsituglu", True, False, _situglu, _situglu_derivative, _situglu_magnitudes),
+    Activation("dsrelu", False, _srelu, _srelu_derivative, _srelu_derivative),
+    Activation("dswiglu", True, _swiglu, _swiglu_derivative, _swiglu_magnitudes),
+    Activation("dgeglu", True, _geglu, _geglu_derivative, _geglu_magnitudes),
+    Activation("dsituglu", True, _situglu, _situglu_derivative, _situglu_magnitudes),
 )
 
 

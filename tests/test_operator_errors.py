@@ -3,6 +3,7 @@
 One table: (base call, argument named in the text, change). Tests of the documents' layer have their own.
 """
 
+import re
 from dataclasses import replace
 
 import cases
@@ -472,6 +473,18 @@ def test_hints():
     call.arguments["padded_offsets"] = torch.tensor([256, 128], dtype=I32)
     with pytest.raises(RuntimeError, match="multiple of 256"):
         call.run()
+
+
+def test_weights_by_expert():
+    """(L, N, K), as GroupedMLP and JAX have them."""
+    a, b = torch.zeros(512, 64, dtype=torch.bfloat16), torch.zeros(2, 32, 64, dtype=torch.bfloat16)
+    offsets = torch.tensor([256, 512], dtype=I32)
+    with pytest.raises(RuntimeError, match=re.escape("b: expected shape (N, K, L), got shape (2, 32, 64) (weights of")):
+        torch.ops.cudnn_grouped.mm(a, [b], offsets)
+    torch.ops.cudnn_grouped.mm(a, [b.permute(1, 2, 0)], offsets)
+    a, b = torch.zeros(512, 32, dtype=torch.bfloat16), torch.zeros(32, 32, 32, dtype=torch.bfloat16)
+    offsets = torch.arange(32, dtype=I32).clamp(max=2) * 256
+    torch.ops.cudnn_grouped.mm(a, [b.permute(1, 2, 0)], offsets)  # both: N, K and L are the same
 
 
 # Devices: a CPU machine has one, so these go to the validator as metadata. ---------------------------------------

@@ -106,19 +106,33 @@ def test_groups_of_tiles(case):
         run(case)
 
 
-# The last tile of a row of tiles multiplies 64, 128 or 192 columns: one behind each, in every orientation of B.
+# The last tile of a row of tiles multiplies 64, 128 or 192 columns: as many as there are, rounded up.
 BF16 = {"k": 96, "ab": "bf16"}
+PLAIN = {**BF16, "c": "f32", "d": "f32"}
+FP8 = {"k": 96, "d": "e4m3"}
 LAST = [
     *(Case("dglu", n=n, **BF16, weights=b) for n in (64, 128, 192, 256) for b in ("list_k", "list_n")),
-    *(Case("dsrelu", n=n, **BF16, weights=b, dbias=True) for n in (80, 144, 208, 272) for b in ("dense_k", "dense_n")),
-    *(Case("dsrelu", n=n, k=96, d="e4m3") for n in (64, 96, 192, 208)),
-    *(forward.Case("mm", n=n, **BF16, weights="list_n", d="f32") for n in (64, 80, 192, 208)),
-    *(WgradCase(m=144, n=n, a_major=a) for n in (64, 80, 144, 208, 264) for a in ("tokens", "rows")),
-    *(WgradCase(m=144, n=n, b_major="rows") for n in (64, 80, 144, 208, 264)),
+    *(Case("dsrelu", n=n, **BF16, weights=b, dbias=True) for n in (72, 136, 200, 272) for b in ("dense_k", "dense_n")),
+    *(forward.Case("glu", n=n, **BF16, weights=b) for n in (192, 256, 320) for b in ("dense_k", "dense_n")),
+    *(Case("dsrelu", n=n, **PLAIN, weights=b, dbias=True) for n in (72, 136) for b in ("dense_k", "dense_n")),
+    *(forward.Case("mm", n=n, **PLAIN, weights=b) for n, b in ((68, "list_k"), (132, "list_k"), (136, "list_n"))),
+    *(Case("dsrelu", n=n, **FP8, dbias=True) for n in (48, 96, 112, 144, 160, 176, 192, 240)),
+    *(Case("dsrelu", n=n, k=96, c="f32", d="e5m2", dbias=True) for n in (48, 176)),
+    *(Case("dglu", n=n, **FP8, dbias=True) for n in (160, 192)),
+    *(forward.Case(op, n=n, **FP8) for op, n in (("srelu", 112), ("srelu", 176), ("glu", 128), ("glu", 192))),
+    *(WgradCase(m=144, n=n, a_major=a, b_major="rows") for n in (64, 136, 200, 264) for a in ("tokens", "rows")),
+    *(WgradCase(m=144, n=n, a_major=a) for n in (65, 80, 129, 193) for a in ("tokens", "rows")),
 ]
 
 
 @pytest.mark.parametrize("case", LAST, ids=str)
 def test_columns_of_the_last_tile(case):
-    with simulated_engine():
+    with simulated_engine(sms=3) as simulator:
         run(case)
+    (kernel,) = [k for k in simulator.report().values() if k["multiplications"]]
+    if isinstance(case, WgradCase):
+        tiles, steps = -(-case.m // 128), case.offsets[-1] // 64
+    else:
+        tiles, steps = case.offsets[-1] // 128, -(-case.k // 64)
+    columns = -(-case.n // 64) * 64
+    assert kernel["multiply_cycles"] == tiles * steps * 128 * 64 * columns / 2048

@@ -99,6 +99,14 @@ void Validator::output_formats() {
   if (in.norm_const.present()) check("norm_const", in.norm_const).scalar();
 }
 
+// Whether b is (L, N, K), as other libraries have weights, and cannot be (N, K, L).
+bool Validator::is_by_expert() const {
+  if (mode == Weights::pointers || in.b[0].rank != 3) return false;
+  auto const& b = in.b[0].size;
+  auto const is_k = [&](int64_t size) { return size == in.a.size[1] || size == out.k; };
+  return b[0] == out.experts && is_k(b[2]) && !(is_k(b[1]) && b[2] == out.experts);
+}
+
 void Validator::sizes() {
   if (in.a.rank != 2 && in.a.rank != 3) {
     fail(a_name(), has_weights() ? "shape (M, K, 1) or (M, K)" : "shape (M, N, 1) or (M, N)", shape_text(in.a));
@@ -120,6 +128,9 @@ void Validator::sizes() {
     if (out.k <= 0) fail("a", "K, its number of columns, above 0", std::to_string(out.k));
     if (mode != Weights::pointers && in.b[0].rank != 2 && in.b[0].rank != 3) {
       fail(list_name("b", 0), "shape (N, K, L), or a list of (N, K) tensors", shape_text(in.b[0]));
+    }
+    if (is_by_expert()) {
+      fail(list_name("b", 0), "shape (N, K, L)", shape_text(in.b[0]), "weights of (L, N, K): b.permute(1, 2, 0)");
     }
     out.n = mode == Weights::pointers ? *in.n : in.b[0].size[0];
     whole_rows("a", out.k, "K", is_fp4(in.a.dtype) ? 1 : 2 * bytes_of(in.a.dtype));

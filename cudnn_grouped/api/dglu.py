@@ -80,7 +80,7 @@ def grouped_gemm_dglu_wrapper_sm100(
                    gc = min(gate, max), uc = clamp(up, min, max), s = s(geglu_alpha*gc)
                    dgate = R*prob*(uc + linear_offset)*s*(1 + geglu_alpha*gc*(1 - s)) where gate <= max, else 0
                    dup = R*prob*gc*s where min <= up <= max, else 0;  dprob = sum R*gc*s*(uc + linear_offset)
-        dsituglu   X = beta[g] * C;  Tg = b1*tanh(gate/b1)*s(gate), Tu = b2*tanh(up/b2)  (block-scaled only)
+        dsituglu   X = beta[g] * C;  Tg = b1*tanh(gate/b1)*s(gate), Tu = b2*tanh(up/b2)
                    dgate = R*prob*Tu*dTg/dgate;  dup = R*prob*Tg*dTu/dup;  dprob = sum R*Tg*Tu
 
     clamp_grad: what dgeglu multiplies by inside the clamp: "mask" 1 (the derivative), "value" the raw gate or up value (BF16

@@ -45,7 +45,7 @@ def grouped_gemm_dsrelu_wrapper_sm100(
     *,
     c_role="grad_output",
 ):
-    """Grouped block-scaled GEMM with the squared-ReLU backward epilogue.
+    """Grouped GEMM with the squared-ReLU backward epilogue.
 
     For the rows m of expert g, G = alpha[g] * dequantize(A) @ dequantize(B[g]).T, and
 
@@ -55,7 +55,7 @@ def grouped_gemm_dsrelu_wrapper_sm100(
     With ``tanh_clamp_scale=s`` (finite, > 0) relu(x) becomes s*t, t = tanh(relu(x)/s), and D gains the factor 1 - t^2.
 
     Inputs (M rows of all experts, K reduction, N columns, L experts, V = sf_vec_size; a trailing 1 may be left out):
-        a_tensor (M, K, 1), k-major: float4_e2m1fn_x2 or uint8 (packed, K/2 bytes), float8_e4m3fn, float8_e5m2.
+        a_tensor (M, K, 1), k-major: bfloat16; or float4_e2m1fn_x2, uint8 (packed, K/2 bytes), float8_e4m3fn, float8_e5m2.
         b_tensor (N, K, L) or a list of L tensors (N, K): as A; k-major, for FP8 also n-major. Or, discrete:
         b_ptrs (L,) int64 addresses of the experts' weights, with n=N, b_dtype and b_major "k" or "n" (FP8).
         c_tensor (M, N, 1), n-major: float32, float16, bfloat16, float8_e4m3fn, float8_e5m2.
@@ -63,7 +63,7 @@ def grouped_gemm_dsrelu_wrapper_sm100(
         sfb_tensor (32, 4, ceil(N/128), 4, ceil(ceil(K/V)/4), L), a list, or sfb_ptrs (L,) int64 beside b_ptrs.
         None with BF16 weights, which may stand beside a block-scaled A too: dequantize_weights.
         padded_offsets (L,) int32 cumulative ends, multiples of 256. alpha_tensor (L,) and prob_tensor (M, 1, 1) float32.
-        norm_const_tensor (1,) float32: required with FP8 D, otherwise ignored.
+        norm_const_tensor (1,) float32: required with FP8 D, None with BF16 operands, otherwise ignored.
         dprob_tensor (M, 1, 1) float32: accumulated onto and returned; a zeroed one is made when None.
     Options: FP8 operands need V = 32. d_dtype: bfloat16 (default), float16, float32, or FP8 for FP8 operands.
         deterministic: bit-equal dprob and dbias from run to run; None follows torch.use_deterministic_algorithms.
@@ -72,9 +72,10 @@ def grouped_gemm_dsrelu_wrapper_sm100(
 
     Returns a TupleDict, in order:
         d_row_tensor (M, N, 1) in d_dtype. Rows past padded_offsets[-1] are zero in every output.
-        d_col_tensor: FP8 D quantised along m; otherwise the same tensor as d_row_tensor.
+        d_col_tensor: FP8 D quantised along m; otherwise the same tensor as d_row_tensor, None with BF16 operands.
         dprob_tensor (M, 1, 1) float32. dbias_tensor (L, N, 1) bfloat16, None unless generate_dbias.
-        amax_tensor (L, 1) float32, max |D| per expert, -inf without rows; None unless D is bfloat16 or float16.
+        amax_tensor (L, 1) float32, max |D| per expert, -inf without rows; None unless D is bfloat16 or float16 of
+        block-scaled operands.
         sfd_row_tensor (32, 4, ceil(M/128), 4, ceil(ceil(N/32)/4), 1) and
         sfd_col_tensor (32, 4, ceil(N/128), 4, ceil(ceil(M/32)/4), 1) in SFA's dtype; None unless D is FP8.
 

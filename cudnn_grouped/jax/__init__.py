@@ -8,7 +8,9 @@ any operator by name.
 try:
     import jax
 except ImportError as error:
-    raise ImportError(f"cudnn_grouped.jax needs JAX: pip install 'cudnn_grouped[jax]' ({error})") from error
+    raise ImportError(
+        f"cudnn_grouped.jax needs JAX: pip install 'cudnn_grouped[jax]' (docs/jax.md; {error})"
+    ) from error
 if jax.__version_info__ < (0, 10):
     raise ImportError(f"cudnn_grouped.jax needs JAX 0.10 or later, got {jax.__version__}: pip install -U jax jaxlib")
 
