@@ -44,7 +44,11 @@ def padded_offsets_from_counts(token_counts, alignment=256, device=None):
 
     token_counts: a sequence or 1-D integer tensor (L,), none negative. Returns (L,) int32. ValueError otherwise.
     """
-    counts = torch.as_tensor(token_counts, device=device)
+    try:
+        counts = torch.as_tensor(token_counts, device=device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        expected = "token_counts: expected a 1-D sequence of counts >= 0"
+        raise ValueError(f"{expected}, got {token_counts!r:.100} ({error})") from error
     whole = not (counts.is_floating_point() or counts.is_complex() or counts.dtype == torch.bool) or counts.numel() == 0
     on_cpu = counts.device.type == "cpu"
     if counts.dim() != 1 or not whole or (on_cpu and bool((counts < 0).any())):
@@ -112,6 +116,8 @@ def unpack_scales(packed, shape, *, axis="row", padded_offsets=None, sf_vec_size
 def _check(scales, axis, padded_offsets):
     if axis not in ("row", "col"):
         raise ValueError(f"axis: expected 'row' or 'col', got {axis!r}")
+    if not isinstance(scales, torch.Tensor):
+        raise ValueError(f"scales: expected a tensor, got {type(scales).__name__}")
     if scales.element_size() != 1:
         raise ValueError(f"scales: expected a one-byte dtype, got {scales.dtype}")
     if scales.dim() not in ((2, 3) if axis == "row" else (2,)):

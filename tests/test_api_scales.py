@@ -74,7 +74,7 @@ def test_padded_offsets():
     assert offsets.dtype == torch.int32 and offsets.tolist() == [256, 256, 512, 1024]
     assert padded_offsets_from_counts(torch.tensor([1, 1])).tolist() == [256, 512]
     assert padded_offsets_from_counts([100], alignment=128).tolist() == [128]
-    for wrong in ([-1, 2], [[1], [2]]):
+    for wrong in ([-1, 2], [[1], [2]], "ab", None, [0.5]):
         with pytest.raises(ValueError, match="token_counts"):
             padded_offsets_from_counts(wrong)
 
@@ -84,6 +84,7 @@ def test_padded_offsets():
     [
         (lambda: pack_scales(random_bytes(4, 4), axis="column"), "axis"),
         (lambda: pack_scales(torch.zeros(4, 4)), "scales"),
+        (lambda: pack_scales([[1]]), "scales"),
         (lambda: pack_scales(random_bytes(4, 4, 2, 2)), "scales"),
         (lambda: pack_scales(random_bytes(4, 4, 2), axis="col"), "scales"),
         (lambda: pack_scales(random_bytes(4, 4), padded_offsets=torch.tensor([256])), "padded_offsets"),

@@ -169,3 +169,12 @@ def test_errors(change, message):
     permute(**arguments, num_experts=3)
     with pytest.raises(ValueError, match=message):
         permute(**{**arguments, **change}, num_experts=3)
+
+
+def test_errors_of_unpermute():
+    rows, _, permutation = permute(torch.zeros(4, 8), torch.zeros(4, 2, dtype=torch.int64), torch.zeros(4, 2), 3)
+    for wrong in (rows[:256], rows[None]):
+        with pytest.raises(ValueError, match=rf"^rows: expected shape \(M, H\) with M = {len(rows)}, got \("):
+            unpermute(wrong, permutation)
+    with pytest.raises(ValueError, match="^permutation: expected what permute returned, got Tensor"):
+        unpermute(rows, permutation.padded_offsets)

@@ -123,6 +123,11 @@ def permute(x, experts, prob, num_experts):
 def unpermute(rows, permutation):
     """The sum of each token's rows: (M, H) to (T, H), the inverse of ``permute``. Differentiable in rows.
 
-    The experts' outputs carry their routing probability already, so the sum has no weights.
+    The experts' outputs carry their routing probability already, so the sum has no weights. ValueError for other rows.
     """
+    if not isinstance(permutation, Permutation):
+        raise ValueError(f"permutation: expected what permute returned, got {type(permutation).__name__}")
+    count = permutation.copy_of_row.shape[0]
+    if rows.dim() != 2 or rows.shape[0] != count:
+        raise ValueError(f"rows: expected shape (M, H) with M = {count}, got {tuple(rows.shape)}")
     return _Collect.apply(rows, permutation.row_of, permutation.copy_of_row)
