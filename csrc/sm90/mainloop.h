@@ -103,7 +103,7 @@ struct Ring {
   }
 
   // One wgmma group stays in flight; a stage is released when the group after it has been issued. `columns` of the
-  // tile are wanted: rounded up to 64, no others are multiplied. An epilogue takes 64 at a time, none that begin past N.
+  // tile are wanted: rounded up to 64, no others are multiplied. Epilogues take 64 at a time, none past N.
   template <Major kA, Major kB, int kColumns = kN>
   __device__ __forceinline__ void multiply_tile(Accumulators<kN>& acc, int k_tiles, int columns, int lane) {
     if constexpr (kColumns > 64) {
