@@ -80,7 +80,7 @@ def small_demo(monkeypatch):
 def test_demo_is_within_its_bounds(small_demo, capsys):
     assert __main__.main(["demo", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
-    assert len(rows) == 10 and all(0 < row["share_of_bound"] <= 1 for row in rows)
+    assert len(rows) == 12 and all(0 < row["share_of_bound"] <= 1 for row in rows)
 
 
 def test_demo_fails_on_a_wrong_result(small_demo, monkeypatch, capsys):
