@@ -37,7 +37,6 @@ JAGGED = {
     "128 x 256": Suite("dswiglu", balanced(128, 32768), 768, 2048),
 }
 SWITCHED = ("h1", "qwen30", "super")
-SWITCHES = {"dbias": "ours-without-dbias", "deterministic": "ours-deterministic"}  # beside ours, which has dbias
 HOST = Suite("dswiglu", balanced(4, 1024), 256, 256)
 
 
@@ -115,10 +114,10 @@ def measurements(options):
             for format in [f for f in options.formats if f in ("bf16", "mxfp8")]:
                 for name, suite in JAGGED.items():
                     yield section, name, suite, format, False, [c for c in options.contenders if c in ("E0", "ours")]
-        elif section in ("dbias", "deterministic"):
+        elif section in gpu_report.ON_AND_OFF:
             for format in [f for f in options.formats if f in ("bf16", "mxfp8")]:
                 for name in options.suites or SWITCHED:
-                    yield section, name, SUITES[name], format, True, ["ours", SWITCHES[section]]
+                    yield section, name, SUITES[name], format, True, gpu_report.ON_AND_OFF[section]
 
 
 def with_dbias(choice, suite):

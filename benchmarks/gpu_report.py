@@ -26,6 +26,8 @@ BARS = {
     },
 }
 E3_BAR, E1_BAR, NVFP4_BAR = 1.25, 1.5, 1.10  # MXFP8: E3x / ours, E1x / ours at least; NVFP4 / MXFP8, D in BF16, at most
+# Contenders of the sections that compare an option's two values.
+ON_AND_OFF = {"dbias": ("ours", "ours-without-dbias"), "deterministic": ("ours-deterministic", "ours")}
 COLOURS = {
     "E0": "#9aa0a6",
     "E1": "#e8a33d",
@@ -102,9 +104,8 @@ def print_sections(rows):
         if row["section"] == "jagged":
             per_row = ", ".join(f"{name} {value / row['shape']['M'] * 1e6:.2f} ns a row" for name, value in ms.items())
             print(f"{where}: {per_row}")
-        if row["section"] in ("dbias", "deterministic") and len(ms) == 2:
-            without = "ours-without-dbias" in ms
-            on, off = (ms["ours"], ms["ours-without-dbias"]) if without else (ms["ours-deterministic"], ms["ours"])
+        on, off = (ms.get(name) for name in ON_AND_OFF.get(row["section"], ("", "")))
+        if on and off:
             print(f"{where}: on / off {on / off:.3f} ({on:.4f} ms, {off:.4f} ms)")
 
 

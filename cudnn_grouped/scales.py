@@ -44,15 +44,16 @@ def padded_offsets_from_counts(token_counts, alignment=256, device=None):
 
     token_counts: a sequence or 1-D integer tensor (L,), none negative. Returns (L,) int32. ValueError otherwise.
     """
+    expected = "token_counts: expected a 1-D sequence of counts >= 0"
     try:
-        counts = torch.as_tensor(token_counts, device=device)
+        counts = torch.as_tensor(token_counts)
     except (TypeError, ValueError, RuntimeError) as error:
-        expected = "token_counts: expected a 1-D sequence of counts >= 0"
         raise ValueError(f"{expected}, got {token_counts!r:.100} ({error})") from error
+    counts = counts.to(device=device)
     whole = not (counts.is_floating_point() or counts.is_complex() or counts.dtype == torch.bool) or counts.numel() == 0
     on_cpu = counts.device.type == "cpu"
     if counts.dim() != 1 or not whole or (on_cpu and bool((counts < 0).any())):
-        raise ValueError(f"token_counts: expected a 1-D sequence of counts >= 0, got {token_counts}")
+        raise ValueError(f"{expected}, got {token_counts}")
     if not isinstance(alignment, int) or alignment < 1:
         raise ValueError(f"alignment: expected an int above 0, got {alignment!r}")
     ends = (_ceil_div(counts.long(), alignment) * alignment).cumsum(0)

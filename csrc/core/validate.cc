@@ -100,11 +100,10 @@ void Validator::output_formats() {
 }
 
 // Whether b is (L, N, K), as other libraries have weights, and cannot be (N, K, L).
-bool Validator::is_by_expert() const {
-  if (mode == Weights::pointers || in.b[0].rank != 3) return false;
-  auto const& b = in.b[0].size;
+bool Validator::is_by_expert(Tensor const& b) const {
   auto const is_k = [&](int64_t size) { return size == in.a.size[1] || size == out.k; };
-  return b[0] == out.experts && is_k(b[2]) && !(is_k(b[1]) && b[2] == out.experts);
+  bool const as_asked = is_k(b.size[1]) && b.size[2] == out.experts;
+  return b.rank == 3 && b.size[0] == out.experts && is_k(b.size[2]) && !as_asked;
 }
 
 void Validator::sizes() {
@@ -126,11 +125,13 @@ void Validator::sizes() {
   } else {
     out.k = is_fp4(in.a.dtype) ? 2 * in.a.size[1] : in.a.size[1];
     if (out.k <= 0) fail("a", "K, its number of columns, above 0", std::to_string(out.k));
-    if (mode != Weights::pointers && in.b[0].rank != 2 && in.b[0].rank != 3) {
-      fail(list_name("b", 0), "shape (N, K, L), or a list of (N, K) tensors", shape_text(in.b[0]));
-    }
-    if (is_by_expert()) {
-      fail(list_name("b", 0), "shape (N, K, L)", shape_text(in.b[0]), "weights of (L, N, K): b.permute(1, 2, 0)");
+    if (mode != Weights::pointers) {
+      if (in.b[0].rank != 2 && in.b[0].rank != 3) {
+        fail(list_name("b", 0), "shape (N, K, L), or a list of (N, K) tensors", shape_text(in.b[0]));
+      }
+      if (is_by_expert(in.b[0])) {
+        fail(list_name("b", 0), "shape (N, K, L)", shape_text(in.b[0]), "weights of (L, N, K): b.permute(1, 2, 0)");
+      }
     }
     out.n = mode == Weights::pointers ? *in.n : in.b[0].size[0];
     whole_rows("a", out.k, "K", is_fp4(in.a.dtype) ? 1 : 2 * bytes_of(in.a.dtype));

@@ -34,7 +34,7 @@ class Validator {
   char const* sfb_name() const { return mode == Weights::pointers ? "sfb_ptrs" : "sfb"; }
   bool k_major_only() const { return is_fp4(b_dtype) || dequantised; }
   bool has_weights() const { return in.operation != Operation::dact; }
-  bool is_by_expert() const;
+  bool is_by_expert(Tensor const& b) const;
   char const* a_name() const { return has_weights() ? "a" : "r"; }
   // "N", "2N" or "N/2": how messages call these columns.
   char const* c_symbol() const { return !out.forward() && out.width == 2 ? "2N" : "N"; }
