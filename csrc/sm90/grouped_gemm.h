@@ -70,9 +70,9 @@ __device__ __forceinline__ void consume(KernelArguments<typename Epilogue::Step:
     wait_turn(consumer);
     ring.move_to(uint32_t(turn) * k_tiles);
     if (!Epilogue::kInterleaved && p.b_is_n_major) {
-      ring.template multiply_tile<Major::K, Major::MN>(acc, k_tiles, p.n - tile.n, lane);
+      ring.template multiply_tile<Major::K, Major::MN>(acc, k_tiles, lane);
     } else {
-      ring.template multiply_tile<Major::K, Major::K>(acc, k_tiles, p.n - tile.n, lane);
+      ring.template multiply_tile<Major::K, Major::K>(acc, k_tiles, lane);
     }
     give_turn(consumer);
     ring.finish(acc, k_tiles, lane);

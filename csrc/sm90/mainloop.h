@@ -46,17 +46,14 @@ struct Accumulators {
 template <int kN, Major kA, Major kB>
 struct Instruction;
 template <Major kA, Major kB>
-struct Instruction<64, kA, kB> : cute::SM90::GMMA::MMA_64x64x16_F32BF16BF16_SS<kA, kB> {};
-template <Major kA, Major kB>
 struct Instruction<128, kA, kB> : cute::SM90::GMMA::MMA_64x128x16_F32BF16BF16_SS<kA, kB> {};
 template <Major kA, Major kB>
 struct Instruction<192, kA, kB> : cute::SM90::GMMA::MMA_64x192x16_F32BF16BF16_SS<kA, kB> {};
 
-// Columns behind the first kColumns of d keep what they hold.
-template <int kColumns, Major kA, Major kB, int kCount, size_t... kIndex>
-CG_DEVICE void multiply(float (&d)[kCount], uint64_t a, uint64_t b, bool accumulate, std::index_sequence<kIndex...>) {
+template <int kN, Major kA, Major kB, size_t... kIndex>
+CG_DEVICE void multiply(float (&d)[kN / 2], uint64_t a, uint64_t b, bool accumulate, std::index_sequence<kIndex...>) {
   using cute::SM90::GMMA::ScaleOut;
-  Instruction<kColumns, kA, kB>::fma(a, b, d[kIndex]..., accumulate ? ScaleOut::One : ScaleOut::Zero);
+  Instruction<kN, kA, kB>::fma(a, b, d[kIndex]..., accumulate ? ScaleOut::One : ScaleOut::Zero);
 }
 
 // PTX ISA, "Matrix descriptor": 128-byte swizzle. K-major: groups of 8 rows are 1024 bytes apart. MN-major: the same
@@ -102,13 +99,9 @@ struct Ring {
     return full(stage);
   }
 
-  // One wgmma group stays in flight; a stage is released when the group after it has been issued. `columns` of the
-  // tile are wanted: rounded up to 64, no others are multiplied. Epilogues take 64 at a time, none past N.
-  template <Major kA, Major kB, int kColumns = kN>
-  __device__ __forceinline__ void multiply_tile(Accumulators<kN>& acc, int k_tiles, int columns, int lane) {
-    if constexpr (kColumns > 64) {
-      if (columns <= kColumns - 64) return multiply_tile<kA, kB, kColumns - 64>(acc, k_tiles, columns, lane);
-    }
+  // One wgmma group stays in flight; a stage is released when the group after it has been issued.
+  template <Major kA, Major kB>
+  __device__ __forceinline__ void multiply_tile(Accumulators<kN>& acc, int k_tiles, int lane) {
     constexpr uint64_t kStepA = kA == Major::K ? 2 : 16 * kSwizzledRow / 16,
                        kStepB = kB == Major::K ? 2 : 16 * kSwizzledRow / 16;
     int previous = 0;
@@ -120,8 +113,8 @@ struct Ring {
       for (int step = 0; step < kTileK / 16; ++step) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          multiply<kColumns, kA, kB>(acc.value[half], da + half * (kPanel >> 4) + step * kStepA, db + step * kStepB,
-                                     (k | step) != 0, std::make_index_sequence<kColumns / 2>{});
+          multiply<kN, kA, kB>(acc.value[half], da + half * (kPanel >> 4) + step * kStepA, db + step * kStepB,
+                               (k | step) != 0, std::make_index_sequence<kN / 2>{});
         }
       }
       ptx::multiply_commit();

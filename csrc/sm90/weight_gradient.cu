@@ -132,17 +132,16 @@ __device__ __forceinline__ void consume_tokens(WeightSchedule const& schedule, W
     wait_turn(consumer);
     ring.move_to(position);
     position += tile.k_tiles;
-    int const columns = p.columns - tile.column;
     if (p.a_tokens_contiguous) {
       if (p.b_tokens_contiguous) {
-        ring.multiply_tile<Major::K, Major::K>(acc, tile.k_tiles, columns, lane);
+        ring.multiply_tile<Major::K, Major::K>(acc, tile.k_tiles, lane);
       } else {
-        ring.multiply_tile<Major::K, Major::MN>(acc, tile.k_tiles, columns, lane);
+        ring.multiply_tile<Major::K, Major::MN>(acc, tile.k_tiles, lane);
       }
     } else if (p.b_tokens_contiguous) {
-      ring.multiply_tile<Major::MN, Major::K>(acc, tile.k_tiles, columns, lane);
+      ring.multiply_tile<Major::MN, Major::K>(acc, tile.k_tiles, lane);
     } else {
-      ring.multiply_tile<Major::MN, Major::MN>(acc, tile.k_tiles, columns, lane);
+      ring.multiply_tile<Major::MN, Major::MN>(acc, tile.k_tiles, lane);
     }
     give_turn(consumer);
     ring.finish(acc, tile.k_tiles, lane);
