@@ -13,6 +13,8 @@ struct ScalePlaces {
   uint32_t row, column;   // column: kOutside where unchecked offsets would lead out of the tensor
   uint32_t column_atoms;  // bytes from 128 columns to the next 128
 
+  __device__ __forceinline__ ScalePlaces(uint32_t row, uint32_t column, uint32_t column_atoms)
+      : row(row), column(column), column_atoms(column_atoms) {}
   // first_row: of the warp's 32; row_of_thread: whose scale factors this thread writes.
   __device__ __forceinline__ ScalePlaces(Experts const& experts, bool discrete, int expert, int columns, int first_row,
                                          int row_of_thread) {

@@ -9,15 +9,23 @@ namespace cudnn_grouped::sm90 {
 
 inline constexpr int kBoxBytes = kTileM * kSwizzledRow;
 
+// Behind the boxes a consumer's warp has room for what it needs of its tile now and then: accumulators take its
+// registers.
+inline constexpr int kNoteBytes = 32 * 4 + 32;  // prob of its rows; the tile; places of scale factors
+
 template <int kCount>
 struct Boxes {
-  static constexpr int kBytes = kConsumers * kCount * kBoxBytes, kBarriers = 2 * kConsumers * kCount;
+  static constexpr int kNotes = kConsumers * kCount * kBoxBytes, kBytes = kNotes + kConsumers * 4 * kNoteBytes;
+  static constexpr int kBarriers = 2 * kConsumers * kCount;
 
   uint32_t base, barriers;
   int consumer, slot = 0;
   uint32_t phase = 0;
 
   __device__ __forceinline__ uint32_t box() const { return base + (consumer * kCount + slot) * kBoxBytes; }
+  __device__ __forceinline__ uint32_t notes(int warp) const {
+    return base + kNotes + (consumer * 4 + warp) * kNoteBytes;
+  }
   __device__ __forceinline__ uint32_t ready() const { return barriers + 8 * (consumer * kCount + slot); }
   __device__ __forceinline__ uint32_t filled() const {
     return barriers + 8 * ((kConsumers + consumer) * kCount + slot);

@@ -95,7 +95,7 @@ struct Direct {
         }
       }
     }
-    sums.write(p, tile, lane);
+    sums.write(p, tile, warp, lane);
   }
 };
 

@@ -49,6 +49,14 @@ bool is_staged(GroupedGemm const& p) {
          (!p.d_col || p.d_col == p.d_row);
 }
 
+// Tiles of 192 columns read less, but a gated epilogue, with few registers left, needs K to hide behind; and N has to
+// fill them. Measured: docs/hopper.md.
+bool prefers_wide(GroupedGemm const& p, Kernel const& wide) {
+  int64_t const columns = ceil_div<int64_t>(p.n, 192) * 192, narrow = ceil_div<int64_t>(p.n, 128) * 128;
+  // The documented slots of dprob are sums over N tiles of 128 or 256.
+  return wide.launch && !p.dprob_slots && (p.width == 1 || p.k > 2048) && columns * 24 <= narrow * 25;
+}
+
 Kernel kernel_of(GroupedGemm const& p) {
   auto const& kernels = kernels_of(p);
   auto const& direction = p.forward() ? kernels.forward : kernels.backward;
@@ -56,7 +64,9 @@ Kernel kernel_of(GroupedGemm const& p) {
   if (p.d_dtype == DType::float8_e5m2) return direction.e5m2_any_c;
   if (p.d_dtype == DType::float8_e4m3fn) {
     if (!stages_c(p) && !p.forward()) return direction.e4m3_any_c;
-    return others ? direction.e4m3_with_extras : dbias ? direction.e4m3_with_dbias : direction.e4m3;
+    if (others) return direction.e4m3_with_extras;
+    Kernel const& wide = dbias ? direction.e4m3_wide_with_dbias : direction.e4m3_wide;
+    return prefers_wide(p, wide) ? wide : dbias ? direction.e4m3_with_dbias : direction.e4m3;
   }
   if (!is_staged(p)) return direction.direct;
   return others ? direction.staged_with_extras : dbias ? direction.staged_with_dbias : direction.staged;

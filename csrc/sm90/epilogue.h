@@ -36,7 +36,8 @@ struct TileSums {
 
   // Slots and maxima of the tile: results do not depend on the order of tiles.
   template <bool kWithAmax = true>
-  __device__ __forceinline__ void write(Params const& p, Tile const& tile, int lane) {
+  __device__ __forceinline__ void write(Params const& p, Tile const& tile, int warp, int lane) {
+    ThreadRows<kInterleaved> const rows(tile.m, warp, lane);  // anew: none is held
     if (!Step::kForward) {
       float const factor = kIsGatedBackward<Step> ? alpha_of(p, tile.expert) : 1.f;
 #pragma unroll

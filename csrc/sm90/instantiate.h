@@ -24,6 +24,19 @@ constexpr Kernel kernel() {
   return {Epilogue::kN, Epilogue::kInterleaved, Epilogue::kOrder, launch<Epilogue>};
 }
 
+// FP8 D in tiles of 192 columns: where the compiler finds registers enough, and the epilogue is short enough to gain.
+template <class Step, Extras kExtras>
+constexpr Kernel wide_kernel() {
+  using Activation = typename Step::Activation;
+  constexpr bool kGated = std::is_same_v<Activation, SwiGLU> || std::is_same_v<Activation, GeGLU<false>>;
+  constexpr bool kSquaredReLU = std::is_base_of_v<SquaredReLU<false>, Activation> && kExtras == Extras::none;
+  if constexpr (!Step::kForward && (kGated || kSquaredReLU)) {
+    return kernel<Quantised<Step, true, true, kExtras, true>>();
+  } else {
+    return {};
+  }
+}
+
 // The forward's saved C never passes through a box beside FP8 D.
 template <class Step, bool kStagedC = !Step::kForward>
 constexpr ActivationKernels::Direction direction_of() {
@@ -37,6 +50,8 @@ constexpr ActivationKernels::Direction direction_of() {
           kernel<Direct<Step>>(),
           kernel<Quantised<Step, kStagedC, true, Extras::none>>(),
           kernel<Quantised<Step, kStagedC, true, kDbias>>(),
+          wide_kernel<Step, Extras::none>(),
+          wide_kernel<Step, kDbias>(),
           kernel<Quantised<Step, kStagedC, true, Extras::all>>(),
           kernel<Quantised<Step, false, true, Extras::all>>(),
           kernel<Quantised<Step, false, false, Extras::all>>()};

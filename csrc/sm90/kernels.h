@@ -16,8 +16,9 @@ struct ActivationKernels {
   struct Direction {
     // D in BF16, C in BF16 or absent: nothing else; dbias too; bias, dbias, amax. D or C in another plain dtype.
     Kernel staged, staged_with_dbias, staged_with_extras, direct;
-    // D in E4M3, C in BF16 or, forward, any: nothing else; dbias too; all. D in E4M3 or E5M2, any C.
-    Kernel e4m3, e4m3_with_dbias, e4m3_with_extras, e4m3_any_c, e5m2_any_c;
+    // D in E4M3, C in BF16 or, forward, any: nothing else; dbias too; the same in wide tiles, launch may be null; all.
+    // D in E4M3 or E5M2, any C.
+    Kernel e4m3, e4m3_with_dbias, e4m3_wide, e4m3_wide_with_dbias, e4m3_with_extras, e4m3_any_c, e5m2_any_c;
   } backward, forward;
 };
 

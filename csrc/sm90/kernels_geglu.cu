@@ -8,7 +8,7 @@ ActivationKernels const& geglu_kernels() { return kernels_of<GeGLU<false>>(); }
 ActivationKernels const& geglu_by_value_kernels() {
   using Step = Backward<GeGLU<true>>;
   static constexpr Kernel staged = kernel<Staged<Step, Extras::all>>();
-  static constexpr ActivationKernels table = {{staged, staged, staged, kernel<Direct<Step>>(), {}, {}, {}, {}, {}}, {}};
+  static constexpr ActivationKernels table = {{staged, staged, staged, kernel<Direct<Step>>()}, {}};
   return table;
 }
 

@@ -118,7 +118,7 @@ struct Staged {
         boxes.advance();
       }
     }
-    sums.template write<kExtras == Extras::all>(p, tile, lane);
+    sums.template write<kExtras == Extras::all>(p, tile, warp, lane);
   }
 };
 
