@@ -106,6 +106,7 @@ WGMMA, TMA_LOAD, TMA_STORE = "HGMMA", "UTMALDG", "UTMASTG"  # their names in SAS
 INSTRUCTIONS = {
     "Staged": {WGMMA, TMA_LOAD, TMA_STORE},
     "Quantised": {WGMMA, TMA_LOAD, TMA_STORE},
+    "QuantisedWide": {WGMMA, TMA_LOAD, TMA_STORE},
     "Direct": {WGMMA, TMA_LOAD},
     "weight_gradient_kernel": {WGMMA, TMA_LOAD},
 }

@@ -162,6 +162,25 @@ def test_tails_in_k(op, family, k):
     run(case_of(op, family, offsets=(256, 512), n=64 if op in ("dglu", "glu") else 48, k=k))
 
 
+# Hopper has wider tiles for them; gated ones where K is beyond 2048.
+FP8_D = [
+    *(Case("dsrelu", n=n, k=80, d="e4m3", dbias=b) for n in (144, 176, 192, 272, 384, 2688) for b in (False, True)),
+    *(
+        Case("dsrelu", n=560, k=96, d="e4m3", norm=3.0, options={"c_role": role})
+        for role in ("grad_output", "preactivation")
+    ),
+    *(Case("dglu", n=n, k=2112, d="e4m3", dbias=dbias) for n in (160, 192, 320, 1504) for dbias in (False, True)),
+    *(Case("dglu", n=544, k=2112, d="e4m3", dbias=b, options={"act_func": "dgeglu"}) for b in (False, True)),
+]
+
+
+@pytest.mark.parametrize("case", FP8_D, ids=str)
+def test_fp8_d(case):
+    """Ragged experts, one without rows, rows without an expert."""
+    run(replace(case, offsets=(256, 1024, 1024, 2304), m=2560, poison=True, weights="list_k", discrete_col_sfd=True))
+    run(replace(case, offsets=(512,), form="out"))
+
+
 PATTERNS = {
     "one block": ((256,), 256),
     "rows without an expert": ((256, 512), 1536),

@@ -129,3 +129,29 @@ LAST = [
 def test_columns_of_the_last_tile(case):
     with simulated_engine(sms=3):
         run(case)
+
+
+# E4M3 D in tiles of 192 columns: squared ReLU, and gated activations where K is beyond 2048.
+DEEP_GATED = {"offsets": (256,), "k": 2112, "d": "e4m3"}
+WIDE = [
+    *(Case("dsrelu", n=n, **FP8, dbias=n % 32 == 16) for n in (144, 160, 176, 192, 272, 304, 336, 384, 560)),
+    *(Case("dsrelu", n=n, **FP8, norm=3.0, options={"c_role": "preactivation"}) for n in (176, 336)),
+    Case("dsrelu", (0, 768, 768, 1536), 1792, n=1136, **FP8, discrete_col_sfd=True, poison=True),
+    *(Case("dglu", n=n, **DEEP_GATED, dbias=dbias) for n in (160, 192, 288) for dbias in (False, True)),
+    *(Case("dglu", n=320, **DEEP_GATED, dbias=b, options={"act_func": "dgeglu"}) for b in (False, True)),
+    Case("dglu", n=544, **DEEP_GATED, weights="list_k", dbias=True, norm=3.0),
+]
+
+
+@pytest.mark.parametrize("case", WIDE, ids=str)
+def test_wide_tiles(case):
+    with simulated_engine("adversarial", sms=3) as simulator:
+        run(case)
+    assert any("QuantisedWide" in name for name in simulator.report())
+
+
+def test_wide_tiles_are_for_columns_that_fill_them():
+    for case in (Case("dsrelu", n=240, **FP8), Case("dglu", n=192, **FP8), Case("dglu", n=256, **DEEP_GATED)):
+        with simulated_engine() as simulator:
+            run(case)
+        assert not any("QuantisedWide" in name for name in simulator.report())

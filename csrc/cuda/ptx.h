@@ -136,11 +136,6 @@ CG_DEVICE uint4 load_shared_16(uint32_t from) {
                : "memory");
   return v;
 }
-CG_DEVICE uint2 load_shared_8(uint32_t from) {
-  uint2 v;
-  asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(from) : "memory");
-  return v;
-}
 CG_DEVICE uint32_t load_shared_4(uint32_t from) {
   uint32_t v;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(from) : "memory");

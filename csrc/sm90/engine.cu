@@ -49,11 +49,11 @@ bool is_staged(GroupedGemm const& p) {
          (!p.d_col || p.d_col == p.d_row);
 }
 
-// Tiles of 192 columns read less, but a gated epilogue, with few registers left, needs K to hide behind; and N has to
-// fill them. Measured: docs/hopper.md.
+// FP8 D: a tile of 192 columns reads less than tiles of 128 do, but a gated epilogue with its few registers needs K to
+// hide behind, and N has to fill it (docs/hopper.md, "Wide"). The documented slots of dprob are sums over N tiles of
+// 128 or 256.
 bool prefers_wide(GroupedGemm const& p, Kernel const& wide) {
   int64_t const columns = ceil_div<int64_t>(p.n, 192) * 192, narrow = ceil_div<int64_t>(p.n, 128) * 128;
-  // The documented slots of dprob are sums over N tiles of 128 or 256.
   return wide.launch && !p.dprob_slots && (p.width == 1 || p.k > 2048) && columns * 24 <= narrow * 25;
 }
 

@@ -5,7 +5,7 @@
 #include "direct.h"
 #include "grouped_gemm.h"
 #include "kernels.h"
-#include "quantised.h"
+#include "quantised_wide.h"
 #include "staged.h"
 
 namespace cudnn_grouped::sm90 {
@@ -29,9 +29,9 @@ template <class Step, Extras kExtras>
 constexpr Kernel wide_kernel() {
   using Activation = typename Step::Activation;
   constexpr bool kGated = std::is_same_v<Activation, SwiGLU> || std::is_same_v<Activation, GeGLU<false>>;
-  constexpr bool kSquaredReLU = std::is_base_of_v<SquaredReLU<false>, Activation> && kExtras == Extras::none;
+  constexpr bool kSquaredReLU = std::is_base_of_v<SquaredReLU<false>, Activation>;
   if constexpr (!Step::kForward && (kGated || kSquaredReLU)) {
-    return kernel<Quantised<Step, true, true, kExtras, true>>();
+    return kernel<QuantisedWide<Step, kExtras>>();
   } else {
     return {};
   }

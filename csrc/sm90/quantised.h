@@ -9,101 +9,96 @@
 
 namespace cudnn_grouped::sm90 {
 
-// What a warp needs of its tile now and then, in kNoteBytes of shared memory: accumulators take its registers.
-struct Notes {
-  uint32_t at;
-
-  __device__ __forceinline__ void write(Tile const& tile, float const (&prob)[4], cuda::ScalePlaces const& places,
-                                        int lane) const {
-    __syncwarp();  // all lanes have read the last tile's
-    if (lane == 0) ptx::store_shared_16(at + 144, 0, places.column, places.column_atoms, 0);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (lane % 4 == i) ptx::store_shared_4(at + (i * 8 + lane / 4) * 4, __float_as_uint(prob[i]));
-    }
-    if (lane == 0) ptx::store_shared_16(at + 128, tile.m, tile.n, tile.n_tile, tile.expert);
-    __syncwarp();
-  }
-  // Of the thread's row i.
-  __device__ __forceinline__ float prob(int i, int lane) const {
-    return __uint_as_float(ptx::load_shared_4(at + (i * 8 + lane / 4) * 4));
-  }
-  __device__ __forceinline__ int m() const { return int(ptx::load_shared_4(at + 128)); }
-  // But for n, which nobody asks for.
-  __device__ __forceinline__ Tile tile() const {
-    return {m(), 0, int(ptx::load_shared_4(at + 136)), int(ptx::load_shared_4(at + 140))};
-  }
-  __device__ __forceinline__ cuda::ScalePlaces places(uint32_t row) const {
-    return {row, ptx::load_shared_4(at + 148), ptx::load_shared_4(at + 152)};
-  }
+// One 32 x 32 block of D a unit, in registers: value[row][unit][column].
+template <int kUnits>
+struct Block {
+  float value[4][kUnits][8];
 };
 
 // A warp's rows of D overwrite its own rows of C: the row form, then the column form.
 inline constexpr int kWarpBoxBytes = kBoxBytes / 4, kFormBytes = kWarpBoxBytes / 2;
 
-// A thread's part of a unit of D, 32 x 32: value[i][c] is row 8 i + lane / 4, column 8 (lane % 4) + c.
-struct Unit {
-  float value[4][8];
-};
-struct UnitCodes {
-  uint2 by_row[4], by_column[4];
-};
-
-// Quantises the unit whose columns begin at `column`, of a D of `columns`, and writes its scale factors.
-template <bool kE4M3>
-CG_DEVICE UnitCodes quantise_unit(Params const& p, cuda::ScalePlaces const& places, Unit const& d, int columns,
-                                  int column, float norm, int lane) {
+// Quantises the warp's 32 rows, columns of D from `column` on, and writes both forms to shared memory:
+// rows of kUnits * 32 bytes, the row form at `out`, the column form kFormBytes behind.
+template <int kUnits, bool kE4M3>
+CG_DEVICE void quantise_block(Params const& p, cuda::ScalePlaces const& places, Block<kUnits> const& d, int columns,
+                              int column, float norm, uint32_t out, int lane) {
   int const q = lane % 4, r = lane / 4;
-  float by_row[4], by_column[8];
+  float by_row[4 * kUnits], by_column[kUnits * 8];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    by_row[i] = ptx::max_magnitude(d.value[i][0], d.value[i][1]);
+  for (int u = 0; u < kUnits; ++u) {
 #pragma unroll
-    for (int c = 2; c < 8; ++c) by_row[i] = ptx::max_magnitude(by_row[i], d.value[i][c]);
+    for (int i = 0; i < 4; ++i) {
+      float m = ptx::max_magnitude(d.value[i][u][0], d.value[i][u][1]);
+#pragma unroll
+      for (int c = 2; c < 8; ++c) m = ptx::max_magnitude(m, d.value[i][u][c]);
+      by_row[i * kUnits + u] = m;
+    }
+#pragma unroll
+    for (int c = 0; c < 8; ++c) {
+      by_column[u * 8 + c] = ptx::max_magnitude(ptx::max_magnitude(d.value[0][u][c], d.value[1][u][c]),
+                                                ptx::max_magnitude(d.value[2][u][c], d.value[3][u][c]));
+    }
   }
-#pragma unroll
-  for (int c = 0; c < 8; ++c) {
-    by_column[c] = ptx::max_magnitude(ptx::max_magnitude(d.value[0][c], d.value[1][c]),
-                                      ptx::max_magnitude(d.value[2][c], d.value[3][c]));
-  }
-  // This thread's share: row 8 q + r and column 8 q + r.
+  // This thread's share: row 8 q + r in all units, and kUnits adjacent columns.
   auto const larger = [](float x, float y) { return ptx::max_magnitude(x, y); };
   scatter<2, 1>(by_row, lane, larger);
   scatter<16, 4>(by_column, lane, larger);
   constexpr float kReciprocal = kE4M3 ? E4M3::kReciprocal : E5M2::kReciprocal;
-  uint32_t const row_byte = encode_e8m0_up(scale_value(by_row[0], kReciprocal, norm));
-  uint32_t const column_byte = encode_e8m0_up(scale_value(by_column[0], kReciprocal, norm));
-  int const share = column + q * 8 + r;
-  if (column < columns) p.sfd_row[places.of_row(column / kUnit)] = uint8_t(row_byte);
-  if (share < columns && places.inside()) p.sfd_col[places.of_column(share)] = uint8_t(column_byte);
-  float const row_factor = e8m0_factor(row_byte, norm), column_factor = e8m0_factor(column_byte, norm);
-  UnitCodes codes;
-  float g[8];
+  int const share_unit = kUnits == 2 ? r / 4 : 0;
+  int const share_column = share_unit * kUnit + q * 8 + (kUnits == 2 ? r % 4 * 2 : r);
+  int const share_row = q * 8 + r;
+  uint8_t* const row_scales = p.sfd_row + places.of_row(column / kUnit);
+  uint8_t* const column_scales = p.sfd_col + places.of_column(column + share_column);
+  float row_factor[kUnits], column_factor[kUnits];
 #pragma unroll
-  for (int c = 0; c < 8; ++c) g[c] = __shfl_sync(~0u, column_factor, c * 4 + q);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    float const(&v)[8] = d.value[i], f = __shfl_sync(~0u, row_factor, i, 4);
-    codes.by_row[i] = {ptx::pack_fp8<kE4M3>(v[0] * f, v[1] * f, v[2] * f, v[3] * f),
-                       ptx::pack_fp8<kE4M3>(v[4] * f, v[5] * f, v[6] * f, v[7] * f)};
-    codes.by_column[i] = {ptx::pack_fp8<kE4M3>(v[0] * g[0], v[1] * g[1], v[2] * g[2], v[3] * g[3]),
-                          ptx::pack_fp8<kE4M3>(v[4] * g[4], v[5] * g[5], v[6] * g[6], v[7] * g[7])};
+  for (int u = 0; u < kUnits; ++u) {
+    uint32_t const row_byte = encode_e8m0_up(scale_value(by_row[u], kReciprocal, norm));
+    uint32_t const column_byte = encode_e8m0_up(scale_value(by_column[u], kReciprocal, norm));
+    row_factor[u] = e8m0_factor(row_byte, norm);
+    column_factor[u] = e8m0_factor(column_byte, norm);
+    if (column + u * kUnit < columns) row_scales[u] = uint8_t(row_byte);
+    // Adjacent columns of a 32-row group are 16 bytes apart.
+    if (column + share_column + u < columns && places.inside()) column_scales[u * 16] = uint8_t(column_byte);
   }
-  return codes;
-}
-
-// Both forms of unit u of kUnits.
-template <int kUnits>
-CG_DEVICE void store_codes(UnitCodes const& codes, int u, uint32_t out, int lane) {
-  int const q = lane % 4, r = lane / 4;
+  // Every thread needs the factors of its four rows and of its columns: they pass through the box.
+  __syncwarp();
+  uint32_t const row_factors = out + kUnits * kUnit * 4;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    int const line = i * 8 + r;
-    // 64-byte rows are in the 64-byte swizzle, 32-byte rows in none.
-    uint32_t const at =
-        kUnits == 2 ? out + line * 64 + (((u * 2 + q / 2) ^ (line / 2 % 4)) << 4) + q % 2 * 8 : out + line * 32 + q * 8;
-    ptx::store_shared_8(at, codes.by_row[i].x, codes.by_row[i].y);
-    ptx::store_shared_8(at + kFormBytes, codes.by_column[i].x, codes.by_column[i].y);
+  for (int u = 0; u < kUnits; ++u) {
+    ptx::store_shared_4(out + (share_column + u) * 4, __float_as_uint(column_factor[u]));
+    ptx::store_shared_4(row_factors + (share_row * kUnits + u) * 4, __float_as_uint(row_factor[u]));
+  }
+  __syncwarp();
+  float of_column[kUnits][8], of_row[4][kUnits];
+#pragma unroll
+  for (int u = 0; u < kUnits; ++u) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      uint4 const v = ptx::load_shared_16(out + (u * kUnit + q * 8 + half * 4) * 4);
+      of_column[u][half * 4] = __uint_as_float(v.x), of_column[u][half * 4 + 1] = __uint_as_float(v.y);
+      of_column[u][half * 4 + 2] = __uint_as_float(v.z), of_column[u][half * 4 + 3] = __uint_as_float(v.w);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      of_row[i][u] = __uint_as_float(ptx::load_shared_4(row_factors + ((i * 8 + r) * kUnits + u) * 4));
+  }
+  __syncwarp();
+#pragma unroll
+  for (int u = 0; u < kUnits; ++u) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      int const line = i * 8 + r;
+      // 64-byte rows are in the 64-byte swizzle, 32-byte rows in none.
+      uint32_t const at = kUnits == 2 ? out + line * 64 + (((u * 2 + q / 2) ^ (line / 2 % 4)) << 4) + q % 2 * 8
+                                      : out + line * 32 + q * 8;
+      float const(&v)[8] = d.value[i][u], f = of_row[i][u];
+      float const(&g)[8] = of_column[u];
+      ptx::store_shared_8(at, ptx::pack_fp8<kE4M3>(v[0] * f, v[1] * f, v[2] * f, v[3] * f),
+                          ptx::pack_fp8<kE4M3>(v[4] * f, v[5] * f, v[6] * f, v[7] * f));
+      ptx::store_shared_8(at + kFormBytes, ptx::pack_fp8<kE4M3>(v[0] * g[0], v[1] * g[1], v[2] * g[2], v[3] * g[3]),
+                          ptx::pack_fp8<kE4M3>(v[4] * g[4], v[5] * g[5], v[6] * g[6], v[7] * g[7]));
+    }
   }
 }
 
@@ -117,15 +112,14 @@ CG_DEVICE void clear_past(int columns, Accumulators<kN>& acc, int q) {
 }
 
 // kStagedC: C is BF16 and comes by TMA through the box that D leaves in; else it moves between registers and memory.
-// D is quantised a unit at a time. Of a gated pair, the second unit's values wait where the pair's C was.
-template <class StepT, bool kStagedC, bool kE4M3, Extras kExtras, bool kWide = false>
+template <class StepT, bool kStagedC, bool kE4M3, Extras kExtras>
 struct Quantised {
   using Step = StepT;
-  static constexpr bool kAll = kExtras == Extras::all;
-  static constexpr int kN = kWide ? 192 : 128, kStages = kWide ? 4 : 5, kBoxes = 2;
-  static constexpr TileOrder kOrder{kWide ? 12 : 8, kWide};
+  static constexpr int kN = 128, kStages = 5, kBoxes = 2;
+  static constexpr TileOrder kOrder{8, false};
   static constexpr bool kInterleaved = true, kLoadsC = kStagedC;
   static constexpr int kWidth = Step::kWidth, kChunk = Step::kAccUnits * kUnit, kUnits = Step::kDUnits;
+  static constexpr bool kAll = kExtras == Extras::all;
   static_assert(!(Step::kForward && kStagedC));
 
   CG_DEVICE bool two_boxes(Params const&) { return false; }
@@ -136,12 +130,6 @@ struct Quantised {
       ptx::store_once(&p.d, box + warp * kWarpBoxBytes, x, row + warp * 32);
       ptx::store_once(&p.d_col, box + warp * kWarpBoxBytes + kFormBytes, x, row + warp * 32);
     }
-  }
-
-  // A thread's eight values of C in its row i of a unit: 16 bytes.
-  CG_DEVICE uint32_t place_of_c(uint32_t out, int i, int unit, int lane) {
-    int const q = lane % 4, r = lane / 4;
-    return out + (i * 8 + r) * kSwizzledRow + (((unit * 4 + q) ^ r) << 4);
   }
 
   CG_DEVICE void run(KernelArguments<typename Step::Activation> const& args, Tile const& tile, Accumulators<kN>& acc,
@@ -156,8 +144,6 @@ struct Quantised {
                                    first_row + lane % 4 * 8 + lane / 4);
     float const norm = p.norm_const ? __ldg(p.norm_const) : 1.f;
     int const q = lane % 4, r = lane / 4;
-    Notes const notes{boxes.notes(warp)};
-    notes.write(tile, sums.prob, places, lane);
 #pragma unroll 1
     for (int first_n = tile.n; first_n < min(tile.n + kN, p.n); first_n += 64, acc.next_columns()) {
 #pragma unroll
@@ -168,123 +154,106 @@ struct Quantised {
         uint32_t const out = boxes.box() + warp * kWarpBoxBytes;
         // Columns past N are whole groups of 16; their values are made zero.
         if (kWidth == 1 && n + kChunk > p.n) clear_past(p.n - n, acc, q);
-        UnitCodes codes;
+        Block<kUnits> d;
 #pragma unroll
-        for (int u = 0; u < kUnits; ++u) {
-          Unit d;
-          if (u < Step::kGroups) {
+        for (int i = 0; i < 4; ++i) {
+          // Never true, which the compiler does not know: it would load C of all rows at once, and run out of
+          // registers.
+          if (ptx::hidden(n) >= p.n) return;
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-              // Never true, which the compiler does not know: it would load C of all rows at once, and run out of
-              // registers.
-              if (ptx::hidden(n) >= p.n) return;
-              int const first = n + u * Step::kInputs * kUnit + q * 8;
-              bool const inside = kWidth == 2 || first < p.n;
-              Scalars<Step> const of_columns = scalars.only_if(inside);
-              float const prob = inside ? notes.prob(i, lane) : 0.f;
-              float c[kWidth][8], second[8];
-              int64_t const c_at =
-                  sums.rows.at(i) * c_columns + (Step::kForward ? first : (n + u * kUnit) * kWidth + q * 8);
-              if constexpr (!Step::kForward) {
+          for (int g = 0; g < Step::kGroups; ++g) {
+            int const first = n + g * Step::kInputs * kUnit + q * 8;
+            bool const inside = kWidth == 2 || first < p.n;
+            Scalars<Step> const of_columns = scalars.only_if(inside);
+            float const prob = inside ? sums.prob[i] : 0.f;
+            float c[kWidth][8];
+            int64_t const c_at =
+                sums.rows.at(i) * c_columns + (Step::kForward ? first : (n + g * kUnit) * kWidth + q * 8);
+            if constexpr (!Step::kForward) {
 #pragma unroll
-                for (int w = 0; w < kWidth; ++w) {
-                  if constexpr (kStagedC) {
-                    uint4 const v = ptx::load_shared_16(place_of_c(out, i, u * kWidth + w, lane));
-                    c[w][0] = ptx::low_bf16(v.x), c[w][1] = ptx::high_bf16(v.x), c[w][2] = ptx::low_bf16(v.y);
-                    c[w][3] = ptx::high_bf16(v.y), c[w][4] = ptx::low_bf16(v.z), c[w][5] = ptx::high_bf16(v.z);
-                    c[w][6] = ptx::low_bf16(v.w), c[w][7] = ptx::high_bf16(v.w);
-                  } else {
+              for (int w = 0; w < kWidth; ++w) {
+                if constexpr (kStagedC) {
+                  uint32_t const unit = ((g * kWidth + w) * 4 + q) ^ (r % 8);
+                  uint4 const v = ptx::load_shared_16(out + (i * 8 + r) * kSwizzledRow + (unit << 4));
+                  c[w][0] = ptx::low_bf16(v.x), c[w][1] = ptx::high_bf16(v.x), c[w][2] = ptx::low_bf16(v.y);
+                  c[w][3] = ptx::high_bf16(v.y), c[w][4] = ptx::low_bf16(v.z), c[w][5] = ptx::high_bf16(v.z);
+                  c[w][6] = ptx::low_bf16(v.w), c[w][7] = ptx::high_bf16(v.w);
+                } else {
 #pragma unroll
-                    for (int e = 0; e < 8; e += 2) {
-                      float2 const v = inside ? load_pair(p.c_dtype, p.c_data, c_at + w * kUnit + e) : float2{0.f, 0.f};
-                      c[w][e] = v.x, c[w][e + 1] = v.y;
-                    }
+                  for (int e = 0; e < 8; e += 2) {
+                    float2 const v = inside ? load_pair(p.c_dtype, p.c_data, c_at + w * kUnit + e) : float2{0.f, 0.f};
+                    c[w][e] = v.x, c[w][e + 1] = v.y;
                   }
                 }
               }
+            }
 #pragma unroll
-              for (int j = 0; j < 4; ++j) {
-                float bias[2][Step::kInputs] = {};
-                if (kAll && Step::kHasBias && p.bias && inside) load_bias<Step>(p, tile.expert, first + 2 * j, bias);
+            for (int j = 0; j < 4; ++j) {
+              float bias[2][Step::kInputs] = {};
+              if (kAll && Step::kHasBias && p.bias && inside) load_bias<Step>(p, tile.expert, first + 2 * j, bias);
 #pragma unroll
-                for (int e = 0; e < 2; ++e) {
-                  float in[Step::kInputs], x[kWidth], values[Step::kOutputs];
+              for (int e = 0; e < 2; ++e) {
+                float in[Step::kInputs], x[kWidth], values[Step::kOutputs];
 #pragma unroll
-                  for (int w = 0; w < Step::kInputs; ++w) {
-                    in[w] = acc.at(i / 2, i % 2, (chunk * Step::kAccUnits + u * Step::kInputs + w) * 4 + j, e);
-                  }
-#pragma unroll
-                  for (int w = 0; w < kWidth && !Step::kForward; ++w) x[w] = c[w][2 * j + e];
-                  apply<Step, kAll>(args, of_columns, in, bias[e], prob, x, values, sums.dprob[i]);
-                  d.value[i][2 * j + e] = values[0];
-                  if constexpr (Step::kOutputs == 2) second[2 * j + e] = values[1];
-#pragma unroll
-                  for (int w = 0; w < kWidth && Step::kForward; ++w) c[w][2 * j + e] = x[w];
+                for (int w = 0; w < Step::kInputs; ++w) {
+                  in[w] = acc.at(i / 2, i % 2, (chunk * Step::kAccUnits + g * Step::kInputs + w) * 4 + j, e);
                 }
-              }
 #pragma unroll
-              for (int w = 0; w < 2 && Step::kOutputs == 2; ++w) {
-                ptx::store_shared_16(place_of_c(out, i, w, lane), __float_as_uint(second[4 * w]),
-                                     __float_as_uint(second[4 * w + 1]), __float_as_uint(second[4 * w + 2]),
-                                     __float_as_uint(second[4 * w + 3]));
-              }
-              if (Step::kForward && p.c_data && inside) {
+                for (int w = 0; w < kWidth && !Step::kForward; ++w) x[w] = c[w][2 * j + e];
+                apply<Step, kAll>(args, of_columns, in, bias[e], prob, x, values, sums.dprob[i]);
 #pragma unroll
-                for (int w = 0; w < kWidth; ++w) {
-#pragma unroll
-                  for (int e = 0; e < 8; e += 2)
-                    store_pair(p.c_dtype, p.c_data, c_at + w * kUnit + e, c[w][e], c[w][e + 1]);
+                for (int w = 0; w < Step::kOutputs; ++w) {
+                  d.value[i][g * Step::kOutputs + w][2 * j + e] = values[w];
                 }
+#pragma unroll
+                for (int w = 0; w < kWidth && Step::kForward; ++w) c[w][2 * j + e] = x[w];
               }
             }
-          } else {
+            if (Step::kForward && p.c_data && inside) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
+              for (int w = 0; w < kWidth; ++w) {
 #pragma unroll
-              for (int w = 0; w < 2; ++w) {
-                uint4 const v = ptx::load_shared_16(place_of_c(out, i, w, lane));
-                d.value[i][4 * w] = __uint_as_float(v.x), d.value[i][4 * w + 1] = __uint_as_float(v.y);
-                d.value[i][4 * w + 2] = __uint_as_float(v.z), d.value[i][4 * w + 3] = __uint_as_float(v.w);
+                for (int e = 0; e < 8; e += 2)
+                  store_pair(p.c_dtype, p.c_data, c_at + w * kUnit + e, c[w][e], c[w][e + 1]);
               }
             }
           }
-          int const d_column = (Step::kForward ? n / kWidth : n * kWidth) + u * kUnit;
-          if (kAll && !Step::kForward && p.epilogue_op != EpilogueOp::identity) {
+        }
+        int const d_column = Step::kForward ? n / kWidth : n * kWidth;
+        if (kAll && !Step::kForward && p.epilogue_op != EpilogueOp::identity) {
 #pragma unroll
-            for (int v = 0; v < 32; ++v) {
-              d.value[v / 8][v % 8] = apply_epilogue_op(p.epilogue_op, d.value[v / 8][v % 8]);
-            }
+          for (int v = 0; v < 4 * kUnits * 8; ++v) {
+            float& value = d.value[v / (kUnits * 8)][v / 8 % kUnits][v % 8];
+            value = apply_epilogue_op(p.epilogue_op, value);
           }
-          if (kAll && p.amax) {
-            float& amax = sums.amax[Step::kForward ? 0 : u % kWidth];
+        }
+        if (kAll && p.amax) {
 #pragma unroll
-            for (int v = 0; v < 32; ++v) amax = ptx::max_magnitude(amax, d.value[v / 8][v % 8]);
+          for (int v = 0; v < 4 * kUnits * 8; ++v) {
+            int const unit = v / 8 % kUnits;
+            float& amax = sums.amax[Step::kForward ? 0 : unit % kWidth];
+            amax = ptx::max_magnitude(amax, d.value[v / (kUnits * 8)][unit][v % 8]);
           }
-          // A branch in the kernels with dbias alone too: they spill without.
-          if (!Step::kForward && kExtras != Extras::none && p.dbias) {
+        }
+        if (!Step::kForward && (kExtras == Extras::dbias || kAll && p.dbias)) {
+          uint32_t const slot =
+              uint32_t(tile.m / kSlotRows + warp) * uint32_t(d_columns) + uint32_t(d_column + q * 8 + r);
+#pragma unroll
+          for (int u = 0; u < kUnits; ++u) {
             float sum[8];
 #pragma unroll
-            for (int c = 0; c < 8; ++c) {
-              sum[c] = (d.value[0][c] + d.value[1][c]) + (d.value[2][c] + d.value[3][c]);
-            }
+            for (int c = 0; c < 8; ++c)
+              sum[c] = (d.value[0][u][c] + d.value[1][u][c]) + (d.value[2][u][c] + d.value[3][u][c]);
             scatter<16, 4>(sum, lane, Sum{});  // this lane's: column r of the eight
-            uint32_t const row_of_slots = uint32_t(notes.m()) / kSlotRows + warp;
-            ptx::store_if(d_column + q * 8 < d_columns,
-                          p.dbias + (row_of_slots * uint32_t(d_columns) + uint32_t(d_column + q * 8 + r)), sum[0]);
+            ptx::store_if(d_column + u * kUnit + q * 8 < d_columns, p.dbias + (slot + u * kUnit), sum[0]);
           }
-          if (u == kUnits - 1) {
-            __syncwarp();  // all lanes have read what the box held
-            if (u == 1) store_codes<kUnits>(codes, 0, out, lane);
-          }
-          codes =
-              quantise_unit<kE4M3>(p, kWide ? notes.places(places.row) : places, d, d_columns, d_column, norm, lane);
         }
-        store_codes<kUnits>(codes, kUnits - 1, out, lane);
+        quantise_block<kUnits, kE4M3>(p, places, d, d_columns, d_column, norm, out, lane);
         boxes.hand_over(lane);
         boxes.advance();
       }
     }
-    sums.template write<kAll>(p, notes.tile(), warp, lane);
+    sums.template write<kAll>(p, tile, warp, lane);
   }
 };
 
