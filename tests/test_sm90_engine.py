@@ -7,6 +7,7 @@ import gpu_device
 import pytest
 import simulated_engine as simulation
 import sm100_cases
+import test_dsrelu
 import test_sm100_engine
 import test_wgrad
 import torch
@@ -148,6 +149,12 @@ def test_wide_tiles(case):
     with simulated_engine("adversarial", sms=3) as simulator:
         run(case)
     assert any("QuantisedWide" in name for name in simulator.report())
+
+
+def test_documented_slots_of_dprob_are_not_of_wide_tiles():
+    with simulated_engine() as simulator:
+        test_dsrelu.test_workspaces(320, 256, 1, "e4m3", False)
+    assert not any("QuantisedWide" in name for name in simulator.report())
 
 
 def test_wide_tiles_are_for_columns_that_fill_them():
