@@ -9,6 +9,7 @@
 namespace cudnn_grouped::sm90 {
 
 // What a warp needs of its tile now and then, in kNoteBytes of shared memory: accumulators take its registers.
+// Bytes: 0, prob of 32 rows; 128, the tile; 144, a free word, where its column scale factors lie, another free word.
 struct Notes {
   uint32_t at;
 
@@ -100,10 +101,10 @@ CG_DEVICE void store_codes(UnitCodes const& codes, int u, uint32_t out, int lane
   }
 }
 
-// kExtras: none or dbias.
 template <class StepT, Extras kExtras>
 struct QuantisedWide : Quantised<StepT, true, true, kExtras> {
   using Step = StepT;
+  static_assert(!Step::kForward && kExtras != Extras::all);
   static constexpr int kN = 192, kStages = 4, kBoxes = 2, kWidth = Step::kWidth, kChunk = Step::kAccUnits * kUnit;
   static constexpr TileOrder kOrder{12, true};
 
