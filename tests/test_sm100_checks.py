@@ -210,12 +210,21 @@ def test_a_range_within_another(library):
     assert np.array_equal(out.numpy()[:128], CORRECT["prints"])
 
 
-def test_a_failure_is_told_once(library):
+@pytest.mark.parametrize("function", ["trap", "memset_beyond"])  # the latter does not ask for the last error
+def test_a_failure_is_told_once(library, function):
     simulator = Simulator()
     with pytest.raises(SimulationError):
-        run(library, "trap", simulator)
+        run(library, function, simulator)
     assert np.array_equal(run(library, "store_complete", simulator)[:128], THREAD)
     assert np.array_equal(run(library, "store_complete", simulator)[:128], THREAD)
+
+
+def test_a_failure_is_no_later_device_s(library):
+    failed = Simulator()
+    out = failed.zeros(4096, np.uint32)
+    failed.check = lambda: None
+    assert failed.call(library, "memset_beyond", out)
+    assert np.array_equal(run(library, "store_complete", Simulator())[:128], THREAD)
 
 
 def test_report(library):

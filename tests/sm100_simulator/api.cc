@@ -48,6 +48,7 @@ void simulator_clear_failure(void* session) {
   s.category.clear();
   s.text.clear();
   s.map_problem.clear();
+  s.last_error = 0;
 }
 char const* simulator_report(void* session) {
   thread_local std::string text;

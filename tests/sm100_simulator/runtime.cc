@@ -31,9 +31,8 @@ Registry& registry() {
   return r;
 }
 
-thread_local cudaError_t last_error = cudaSuccess;
 cudaError_t result(cudaError_t e) {
-  if (e != cudaSuccess) last_error = e;
+  if (e != cudaSuccess && active()) active()->last_error = e;
   return e;
 }
 
@@ -294,12 +293,12 @@ cudaError_t cudaDeviceSynchronize() {
   return active() && !active()->category.empty() ? result(cudaErrorLaunchFailure) : cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaDeviceSynchronize(); }
+cudaError_t cudaPeekAtLastError() { return active() ? cudaError_t(active()->last_error) : cudaErrorNoDevice; }
 cudaError_t cudaGetLastError() {
-  cudaError_t const e = last_error;
-  last_error = cudaSuccess;
+  cudaError_t const e = cudaPeekAtLastError();
+  if (active()) active()->last_error = cudaSuccess;
   return e;
 }
-cudaError_t cudaPeekAtLastError() { return last_error; }
 char const* cudaGetErrorString(cudaError_t e) {
   return e == cudaSuccess ? "no error" : e == cudaErrorLaunchFailure ? "a check of the simulator failed" : "CUDA error";
 }

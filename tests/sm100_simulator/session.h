@@ -45,6 +45,7 @@ class Session {
   int const number;
   Machine machine;
   std::string category, text;  // of the first failure
+  int last_error = 0;          // what cudaGetLastError returns: a device that comes later must not hear of it
   std::string map_problem;     // why the last tensor map was refused
   std::map<std::string, KernelCounts> counts;
   std::map<LoadedKernel const*, KernelLimits> limits;
