@@ -12,7 +12,7 @@ import test_sm100_engine
 import test_wgrad
 import torch
 from cases import Case, raw
-from cases_forward import WgradCase
+from cases_forward import DactCase, WgradCase
 from simulated_engine import simulated_engine
 from sm100_simulator import SimulationError
 from test_sm100_engine import moved, run  # noqa: F401 (a fixture)
@@ -105,6 +105,21 @@ TALL = [
 def test_groups_of_tiles(case):
     with simulated_engine():
         run(case)
+
+
+# `finish` loads eight slots at once: here are more of dprob, and more of dbias a warp, in whole rounds and not.
+SLOTS = [
+    DactCase((256, 256, 4864), 5120, n=32, options={"act_func": "identity"}),
+    DactCase((4096,), 4096, n=32, options={"act_func": "dsrelu"}),
+    DactCase(n=1088, options={"act_func": "dsrelu"}),
+    DactCase(n=576),
+]
+
+
+@pytest.mark.parametrize("case", SLOTS, ids=str)
+def test_more_slots_than_are_loaded_at_once(case):
+    with simulated_engine():
+        run(forward.exact(case))
 
 
 # The last tile of a row of tiles has 64, 128 or 192 columns, or a part of them.

@@ -10,21 +10,57 @@
 namespace cudnn_grouped::cuda {
 namespace {
 
-__device__ __forceinline__ void zero(void* data, int64_t begin, int64_t end) {  // multiples of 16 bytes
+inline constexpr int kFinishThreads = 256;
+
+// A thread's place among those that do a part together.
+struct Worker {
+  int index, count;
+};
+
+__device__ __forceinline__ void zero(Worker worker, void* data, int64_t begin, int64_t end) {  // multiples of 16 bytes
   uint4* const at = static_cast<uint4*>(data);
-  int64_t const step = int64_t(gridDim.x) * blockDim.x;
-  for (int64_t i = begin / 16 + int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < end / 16; i += step) at[i] = {};
+  for (int64_t i = begin / 16 + worker.index; i < end / 16; i += worker.count) at[i] = {};
 }
 
-__global__ void __launch_bounds__(256) finish_kernel(__grid_constant__ Finish const p) {
-  int const rows = p.experts.rows(), m = p.experts.m, step = gridDim.x * blockDim.x;
-  for (int row = blockIdx.x * blockDim.x + threadIdx.x; row < m && p.dprob_slots; row += step) {
+__device__ __forceinline__ void zero_tails(Finish const& p, Worker worker) {
+  int64_t const rows = p.experts.rows(), m = p.experts.m;
+  for (Finish::Rows const& tensor : p.rows) {
+    if (tensor.data) zero(worker, tensor.data, rows * tensor.row_bytes, m * tensor.row_bytes);
+  }
+  if (!p.sfd_row) return;
+  ScaleLayout const by_row = ScaleLayout::of(m, ceil_div(p.d_columns, kQuantBlock));
+  ScaleLayout const by_column = ScaleLayout::of(p.d_columns, m / kQuantBlock);
+  zero(worker, p.sfd_row, rows / kAtomRows * by_row.block_atoms * kAtomBytes, by_row.bytes());
+  if (p.discrete_col_sfd) {
+    zero(worker, p.sfd_col, discrete_column_base(rows, p.d_columns, kQuantBlock), by_column.bytes());
+    return;
+  }
+  int64_t const used = rows / (kQuantBlock * kAtomBlocks);
+  for (int64_t atom = 0; atom < by_column.row_atoms && used < by_column.block_atoms; ++atom) {
+    int64_t const base = atom * by_column.block_atoms * kAtomBytes;
+    zero(worker, p.sfd_col, base + used * kAtomBytes, base + by_column.block_atoms * kAtomBytes);
+  }
+}
+
+// In order, with eight loads in flight.
+__device__ __forceinline__ float sum_slots(float const* slot, int count, int64_t step) {
+  constexpr int kLoads = 8;
+  float total = 0.f;
+  for (; count > 0; count -= kLoads, slot += kLoads * step) {
+    float v[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) v[i] = i < count ? slot[i * step] : 0.f;
+#pragma unroll
+    for (float part : v) total += part;
+  }
+  return total;
+}
+
+__device__ __forceinline__ void sum_dprob(Finish const& p, Worker worker) {
+  int const rows = p.experts.rows(), m = p.experts.m;
+  for (int row = worker.index; row < m; row += worker.count) {
     auto sum = [&](int first, int last) {
-      float total = 0.f;
-      if (row >= rows) return total;
-#pragma unroll 8
-      for (int slot = first; slot < last; ++slot) total += p.dprob_slots[int64_t(slot) * m + row];
-      return total;
+      return sum_slots(p.dprob_slots + int64_t(first) * m + row, row < rows ? last - first : 0, m);
     };
     if (p.documented_dprob) {
       for (int slot = 0; slot < p.documented_slots; ++slot) {
@@ -36,60 +72,46 @@ __global__ void __launch_bounds__(256) finish_kernel(__grid_constant__ Finish co
       p.dprob[row] = row < rows && !p.is_new ? p.dprob[row] + total : total;
     }
   }
-  for (Finish::Rows const& tensor : p.rows) {
-    if (tensor.data) zero(tensor.data, rows * tensor.row_bytes, m * tensor.row_bytes);
-  }
-  if (!p.sfd_row) return;
-  ScaleLayout const by_row = ScaleLayout::of(m, ceil_div(p.d_columns, kQuantBlock));
-  ScaleLayout const by_column = ScaleLayout::of(p.d_columns, m / kQuantBlock);
-  zero(p.sfd_row, rows / kAtomRows * by_row.block_atoms * kAtomBytes, by_row.bytes());
-  if (p.discrete_col_sfd) {
-    zero(p.sfd_col, discrete_column_base(rows, p.d_columns, kQuantBlock), by_column.bytes());
-    return;
-  }
-  int64_t const used = rows / (kQuantBlock * kAtomBlocks);
-  for (int64_t atom = 0; atom < by_column.row_atoms && used < by_column.block_atoms; ++atom) {
-    int64_t const base = atom * by_column.block_atoms * kAtomBytes;
-    zero(p.sfd_col, base + used * kAtomBytes, base + by_column.block_atoms * kAtomBytes);
+}
+
+__device__ __forceinline__ void sum_documented_dbias(Finish const& p, Worker worker) {
+  constexpr int kParts = int(kDbiasSlotRows) / kSlotRows;
+  int64_t const columns = p.d_columns, used = p.experts.rows() / kDbiasSlotRows * columns;
+  for (int64_t i = worker.index; i < p.experts.m / kDbiasSlotRows * columns; i += worker.count) {
+    float const* slot = p.dbias_slots + i / columns * kParts * columns + i % columns;
+    p.documented_dbias[i] = uint16_t(encode_bf16(sum_slots(slot, i < used ? kParts : 0, columns)));
   }
 }
 
-// A block's lines of threads, each with four columns a thread: line i sums the slots i, i + kLines, ...; then the lines
-// are summed in order.
-inline constexpr int kLines = 8, kBiasColumns = 4 * 32;
-__global__ void __launch_bounds__(32 * kLines) bias_kernel(__grid_constant__ BiasSums const p) {
-  __shared__ alignas(16) float partial[kLines][kBiasColumns];
-  int const expert = blockIdx.y, line = threadIdx.y, first_column = blockIdx.x * kBiasColumns;
-  int const first = p.experts.start(expert) / kSlotRows, last = p.experts.end(expert) / kSlotRows;
-  float4 sum = {};
-  if (first_column + int(threadIdx.x) * 4 < p.columns) {
-#pragma unroll 8
-    for (int slot = first + line; slot < last; slot += kLines) {
-      float4 const v = reinterpret_cast<float4 const*>(p.slots + slot * p.columns + first_column)[threadIdx.x];
-      sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
-    }
-  }
-  reinterpret_cast<float4*>(partial[line])[threadIdx.x] = sum;
+// A block takes kBiasColumns of an expert, a column a thread: warp w sums the slots w, w + kWarps, ...; then the warps'
+// sums are added in order.
+inline constexpr int kWarps = kFinishThreads / 32, kBiasColumns = 32;
+__device__ __forceinline__ void sum_dbias(Finish const& p, int block) {
+  __shared__ float partial[kWarps][kBiasColumns];
+  int const blocks_of_expert = int(ceil_div<int64_t>(p.d_columns, kBiasColumns));
+  int const expert = block / blocks_of_expert, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  int const column = block % blocks_of_expert * kBiasColumns + lane;
+  int const first = p.experts.start(expert) / kSlotRows + warp, last = p.experts.end(expert) / kSlotRows;
+  bool const inside = column < p.d_columns;
+  float const* slot = p.dbias_slots + first * p.d_columns + column;
+  partial[warp][lane] = sum_slots(slot, inside ? ceil_div(last - first, kWarps) : 0, kWarps * p.d_columns);
   __syncthreads();
-  int const column = line * 32 + int(threadIdx.x);
-  if (column >= kBiasColumns || first_column + column >= p.columns) return;
-  float total = partial[0][column];
+  if (warp != 0 || !inside) return;
+  float total = partial[0][lane];
 #pragma unroll
-  for (int i = 1; i < kLines; ++i) total += partial[i][column];
-  uint16_t& out = p.dbias[expert * p.columns + first_column + column];
+  for (int i = 1; i < kWarps; ++i) total += partial[i][lane];
+  uint16_t& out = p.dbias[expert * p.d_columns + column];
   out = uint16_t(encode_bf16((p.is_new ? 0.f : decode_bf16(out)) + total));
 }
 
-__global__ void __launch_bounds__(256) documented_bias_kernel(__grid_constant__ BiasSums const p) {
-  int64_t const count = p.experts.m / kDbiasSlotRows * p.columns, step = int64_t(gridDim.x) * blockDim.x;
-  int64_t const used = p.experts.rows() / kDbiasSlotRows * p.columns;
-  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
-    constexpr int kParts = int(kDbiasSlotRows) / kSlotRows;
-    float const* slot = p.slots + i / p.columns * kParts * p.columns + i % p.columns;
-    float sum = 0.f;
-    for (int part = 0; part < kParts && i < used; ++part) sum += slot[part * p.columns];
-    p.documented[i] = uint16_t(encode_bf16(sum));
-  }
+// The first blocks sum dbias, which takes longest.
+__global__ void __launch_bounds__(kFinishThreads) finish_kernel(__grid_constant__ Finish const p, int dbias_blocks) {
+  if (int(blockIdx.x) < dbias_blocks) return sum_dbias(p, blockIdx.x);
+  Worker const worker{int((blockIdx.x - dbias_blocks) * blockDim.x + threadIdx.x),
+                      int((gridDim.x - dbias_blocks) * blockDim.x)};
+  if (p.documented_dbias) sum_documented_dbias(p, worker);
+  if (p.dprob_slots) sum_dprob(p, worker);
+  zero_tails(p, worker);
 }
 
 __global__ void __launch_bounds__(256) widen_kernel(void const* from, DType dtype, float* to, int64_t count) {
@@ -129,12 +151,10 @@ __global__ void map_kernel(__grid_constant__ CUtensorMap const map, __grid_const
 
 }  // namespace
 
-void finish(Finish const& p, int blocks, cudaStream_t stream) { launch(finish_kernel, 2 * blocks, 256, 0, stream, p); }
-
-void sum_bias(BiasSums const& p, cudaStream_t stream) {
-  if (p.documented) return launch(documented_bias_kernel, 512, 256, 0, stream, p);
-  dim3 const blocks(unsigned(ceil_div<int64_t>(p.columns, kBiasColumns)), p.experts.count);
-  launch(bias_kernel, blocks, dim3(32, kLines), 0, stream, p);
+void finish(Finish const& p, int blocks, cudaStream_t stream) {
+  int64_t const columns = ceil_div<int64_t>(p.d_columns, kBiasColumns);
+  int const dbias_blocks = p.dbias_slots && !p.documented_dbias ? int(columns * p.experts.count) : 0;
+  launch(finish_kernel, dbias_blocks + 2 * blocks, kFinishThreads, 0, stream, p, dbias_blocks);
 }
 
 void widen(void const* from, DType dtype, float* to, int64_t count, cudaStream_t stream) {

@@ -11,14 +11,18 @@
 
 namespace cudnn_grouped::cuda {
 
+// One kernel does all of it: a second one would wait for the first.
 struct Finish {
   Experts experts;
   int n_tiles;  // slots of dprob, [N tile][m]
   float const* dprob_slots;
   float* dprob;
-  bool is_new;                  // else it is accumulated onto
+  bool is_new;                  // dprob and dbias: else they are accumulated onto
   float* documented_dprob;      // in its place: the documented workspace, (m, documented_slots)
   int documented_slots, parts;  // parts: as many N tiles make one of its slots
+  float const* dbias_slots;     // of kSlotRows rows, [m / kSlotRows][d_columns], or null
+  uint16_t* dbias;
+  uint16_t* documented_dbias;  // in its place: the documented workspace, sums of four slots
   struct Rows {
     void* data;
     int64_t row_bytes;
@@ -28,17 +32,6 @@ struct Finish {
   bool discrete_col_sfd;
 };
 void finish(Finish const&, int blocks, cudaStream_t);
-
-// dbias becomes the sums of slots of kSlotRows rows, [m / 32][columns], or they are added to it; or, for the documented
-// workspace, those of four slots.
-struct BiasSums {
-  Experts experts;
-  int64_t columns;
-  float const* slots;
-  bool is_new;
-  uint16_t *dbias, *documented;
-};
-void sum_bias(BiasSums const&, cudaStream_t);
 
 // FP32, FP16 or BF16 values to FP32.
 void widen(void const* from, DType dtype, float* to, int64_t count, cudaStream_t);

@@ -58,13 +58,13 @@ void finish_outputs(GroupedGemm const& p, float const* dprob, int slots, int par
   end.dprob_slots = dprob, end.dprob = p.dprob, end.is_new = p.sums_are_new;
   end.documented_dprob = p.dprob_slots, end.documented_slots = int(grid_n(p.n, p.tile_n, p.cluster_n));
   end.parts = parts;
+  end.dbias_slots = dbias, end.dbias = p.dbias, end.documented_dbias = p.dbias_slots;
   end.rows[0] = {p.d_row, p.d_columns() * bytes_of(p.d_dtype)};
   if (p.d_col && p.d_col != p.d_row) end.rows[1] = {p.d_col, end.rows[0].row_bytes};
   if (p.forward() && p.c) end.rows[2] = {p.c, p.c_columns() * bytes_of(p.c_dtype)};
   end.d_columns = p.d_columns();
   if (p.quantised()) end.sfd_row = p.sfd_row, end.sfd_col = p.sfd_col, end.discrete_col_sfd = p.discrete_col_sfd;
   finish(end, blocks, stream);
-  if (dbias) sum_bias({end.experts, p.d_columns(), dbias, p.sums_are_new, p.dbias, p.dbias_slots}, stream);
 }
 
 }  // namespace cudnn_grouped::cuda
