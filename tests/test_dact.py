@@ -78,6 +78,11 @@ def test_sizes(n, act):
     forward.run_dact(forward.exact(DactCase(n=n, c="e4m3", options={"act_func": act})))
 
 
+@pytest.mark.parametrize("n", [4, 20, 36, 132])
+def test_sizes_of_fp32(n):
+    forward.run_dact(forward.exact(DactCase(n=n, r="f32", c="f32", d="f32", options={"act_func": "dsrelu"})))
+
+
 # Single points ------------------------------------------------------------------------------------------------
 
 

@@ -544,6 +544,7 @@ QUICK = {
     "test_per_expert_columns",
     "test_reduce_dbias_keeps_experts_apart",
     "test_single_group_ignores_the_offset_value",
+    "test_sizes_of_fp32",
 }
 # Of the sizes that tiles and pipelines may get wrong.
 SIZES = (

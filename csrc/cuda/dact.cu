@@ -1,4 +1,4 @@
-// Memory bound: a warp has 32 rows of 64 columns, a thread two neighbouring ones of each.
+// Memory bound: a warp has 32 rows of 64 columns, and loads kLoads x kRows rows at once: a thread, four columns.
 #include "dact.h"
 
 #include "activations.h"
@@ -10,7 +10,8 @@
 namespace cudnn_grouped::cuda {
 namespace {
 
-inline constexpr int kWarps = 4;
+inline constexpr int kWarps = 4, kLoads = 4;
+inline constexpr int kLanes = kDactColumns / 4, kRows = 32 / kLanes;  // of a row; in a warp
 
 struct Dact {
   Experts experts;
@@ -30,45 +31,64 @@ __global__ void __launch_bounds__(32 * kWarps)
   int const chunks = ceil_div(p.n, kDactColumns), chunk = blockIdx.x % chunks, lane = threadIdx.x % 32;
   int const first = (blockIdx.x / chunks * kWarps + threadIdx.x / 32) * kSlotRows;
   if (first >= p.experts.rows()) return;
-  int const n = chunk * kDactColumns + lane * 2, column = n / kUnit * kUnit * kWidth + n % kUnit;
+  int const n = chunk * kDactColumns + lane % kLanes * 4, column = n / kUnit * kUnit * kWidth + n % kUnit;
   int64_t const columns = int64_t(p.n) * kWidth;
   bool const inside = n < p.n;
-  int const expert = p.experts.of(first);
-  float sum[kWidth][2] = {};
-#pragma unroll 8
-  for (int r = 0; r < kSlotRows; ++r) {
-    int64_t const row = first + r, c_row = p.c_per_expert ? expert : row;
-    float term = 0.f;
+  int const expert = p.c_per_expert ? p.experts.of(first) : 0;
+  float sum[kWidth][4] = {};
+#pragma unroll 1
+  for (int r = lane / kLanes; r < kSlotRows; r += kLoads * kRows) {
+    int64_t const first_row = first + r;
+    float value[kLoads][4], c[kWidth][kLoads][4], prob[kLoads];
     if (inside) {
-      float2 const value = load_pair(p.value_dtype, p.value, row * p.n + n);
-      float2 c[kWidth], d[kWidth];
+      uint4 values[kLoads], cs[kWidth][kLoads];
+      load_quads(p.value_dtype, p.value, first_row * p.n + n, kRows * p.n, values);
 #pragma unroll
-      for (int w = 0; w < kWidth; ++w) c[w] = load_pair(p.c_dtype, p.c, c_row * columns + column + w * kUnit);
-      float const prob = p.prob ? __ldg(p.prob + row) : 1.f;
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float x[kWidth];
-#pragma unroll
-        for (int w = 0; w < kWidth; ++w) x[w] = e ? c[w].y : c[w].x;
-        // A -0 becomes 0, as where a GEMM without a bias adds 0.
-        auto const gradient = activation.backward((e ? value.y : value.x) + 0.f, x, prob);
-#pragma unroll
-        for (int w = 0; w < kWidth; ++w) (e ? d[w].y : d[w].x) = gradient.x[w], sum[w][e] += gradient.x[w];
-        term += gradient.prob_term;
+      for (int w = 0; w < kWidth; ++w) {
+        int64_t const at = (p.c_per_expert ? expert : first_row) * columns + column + w * kUnit;
+        load_quads(p.c_dtype, p.c, at, p.c_per_expert ? 0 : kRows * columns, cs[w]);
       }
 #pragma unroll
-      for (int w = 0; w < kWidth && p.d; ++w) {
-        store_pair(p.d_dtype, p.d, row * columns + column + w * kUnit, d[w].x, d[w].y);
-      }
+      for (int i = 0; i < kLoads; ++i) prob[i] = p.prob ? __ldg(p.prob + first_row + i * kRows) : 1.f;
+      decode_quads(p.value_dtype, values, value);
+#pragma unroll
+      for (int w = 0; w < kWidth; ++w) decode_quads(p.c_dtype, cs[w], c[w]);
     }
 #pragma unroll
-    for (int lanes = 16; lanes > 0; lanes /= 2) term += __shfl_xor_sync(~0u, term, lanes);
-    if (lane == 0) p.dprob[int64_t(chunk) * p.experts.m + row] = term;
+    for (int i = 0; i < kLoads; ++i) {
+      int64_t const row = first_row + i * kRows;
+      float term = 0.f;
+      if (inside) {
+        float d[kWidth][4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float x[kWidth];
+#pragma unroll
+          for (int w = 0; w < kWidth; ++w) x[w] = c[w][i][e];
+          // A -0 becomes 0, as where a GEMM without a bias adds 0.
+          auto const gradient = activation.backward(value[i][e] + 0.f, x, prob[i]);
+#pragma unroll
+          for (int w = 0; w < kWidth; ++w) d[w][e] = gradient.x[w], sum[w][e] += gradient.x[w];
+          term += gradient.prob_term;
+        }
+#pragma unroll
+        for (int w = 0; w < kWidth && p.d; ++w) store_quad(p.d_dtype, p.d, row * columns + column + w * kUnit, d[w]);
+      }
+#pragma unroll
+      for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) term += __shfl_xor_sync(~0u, term, lanes);
+      if (lane % kLanes == 0) p.dprob[int64_t(chunk) * p.experts.m + row] = term;
+    }
   }
-  if (!p.dbias || !inside) return;
+  if (!p.dbias) return;
   float* const slot = p.dbias + first / kSlotRows * columns + column;
 #pragma unroll
-  for (int w = 0; w < kWidth; ++w) *reinterpret_cast<float2*>(slot + w * kUnit) = {sum[w][0], sum[w][1]};
+  for (int w = 0; w < kWidth; ++w) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sum[w][e] += __shfl_xor_sync(~0u, sum[w][e], kLanes);
+    if (inside && lane < kLanes) {
+      *reinterpret_cast<float4*>(slot + w * kUnit) = {sum[w][0], sum[w][1], sum[w][2], sum[w][3]};
+    }
+  }
 }
 
 }  // namespace

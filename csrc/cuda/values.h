@@ -43,4 +43,70 @@ CG_DEVICE void store_pair(DType dtype, void* base, int64_t at, float low, float 
   }
 }
 
+// Four neighbouring values of each of kCount rows, as they lie in memory: nothing waits for them before decode_quads.
+template <int kCount>
+CG_DEVICE void load_quads(DType dtype, void const* base, int64_t at, int64_t step, uint4 (&quads)[kCount]) {
+  switch (dtype) {
+    case DType::float32:
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        quads[i] = __ldg(reinterpret_cast<uint4 const*>(static_cast<float const*>(base) + at + i * step));
+      }
+      return;
+    case DType::float8_e4m3fn:
+    case DType::float8_e5m2:
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        quads[i].x = __ldg(reinterpret_cast<uint32_t const*>(static_cast<uint8_t const*>(base) + at + i * step));
+      }
+      return;
+    default:
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        uint2 const v = __ldg(reinterpret_cast<uint2 const*>(static_cast<uint16_t const*>(base) + at + i * step));
+        quads[i].x = v.x, quads[i].y = v.y;
+      }
+  }
+}
+
+template <int kCount>
+CG_DEVICE void decode_quads(DType dtype, uint4 const (&quads)[kCount], float (&v)[kCount][4]) {
+  auto const decode = [&](auto const& low, auto const& high) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      float2 const first = low(quads[i]), second = high(quads[i]);
+      v[i][0] = first.x, v[i][1] = first.y, v[i][2] = second.x, v[i][3] = second.y;
+    }
+  };
+  auto const bf16 = [](uint32_t pair) { return float2{ptx::low_bf16(pair), ptx::high_bf16(pair)}; };
+  switch (dtype) {
+    case DType::float32:
+      return decode([](uint4 q) { return float2{__uint_as_float(q.x), __uint_as_float(q.y)}; },
+                    [](uint4 q) { return float2{__uint_as_float(q.z), __uint_as_float(q.w)}; });
+    case DType::float8_e4m3fn:
+      return decode([](uint4 q) { return ptx::unpack_e4m3(uint16_t(q.x)); },
+                    [](uint4 q) { return ptx::unpack_e4m3(uint16_t(q.x >> 16)); });
+    case DType::float8_e5m2:
+      return decode([](uint4 q) { return ptx::unpack_e5m2(uint16_t(q.x)); },
+                    [](uint4 q) { return ptx::unpack_e5m2(uint16_t(q.x >> 16)); });
+    case DType::bfloat16:
+      return decode([&](uint4 q) { return bf16(q.x); }, [&](uint4 q) { return bf16(q.y); });
+    default:
+      return decode([](uint4 q) { return ptx::unpack_fp16(q.x); }, [](uint4 q) { return ptx::unpack_fp16(q.y); });
+  }
+}
+
+// Of a plain dtype.
+CG_DEVICE void store_quad(DType dtype, void* base, int64_t at, float const (&v)[4]) {
+  if (dtype == DType::float32) {
+    *reinterpret_cast<float4*>(static_cast<float*>(base) + at) = {v[0], v[1], v[2], v[3]};
+  } else if (dtype == DType::bfloat16) {
+    *reinterpret_cast<uint2*>(static_cast<uint16_t*>(base) + at) = {ptx::pack_bf16(v[0], v[1]),
+                                                                    ptx::pack_bf16(v[2], v[3])};
+  } else {
+    *reinterpret_cast<uint2*>(static_cast<uint16_t*>(base) + at) = {ptx::pack_fp16(v[0], v[1]),
+                                                                    ptx::pack_fp16(v[2], v[3])};
+  }
+}
+
 }  // namespace cudnn_grouped::cuda
