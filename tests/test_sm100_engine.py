@@ -433,15 +433,21 @@ UNCHECKED = [
     Case("dglu", **THREE, ab="bf16", vec=16, c="f32", options={**DYNAMIC, "cluster_shape_mn": [2, 2]}),
     forward.Case("srelu", **THREE, ab="fp4", bias="bf16", weights="ptrs_k", options=DYNAMIC),
     forward.Case("glu", **{**THREE, "n": 320}, d="e4m3", discrete_col_sfd=True, bias="f32"),
+    DactCase((256, 512, 768), n=96),
+    DactCase((256, 512, 768), n=72, options={"act_func": "identity"}, c_per_expert=True, generate_d=False),
 ]
 
 
 def returns(case, **unchecked) -> None:
     """The call ends, and the kernels touch nothing but the operands, the outputs and the workspace."""
-    module = forward if isinstance(case, forward.Case) else cases
-    built = module.build(case)
+    if isinstance(case, DactCase):
+        build, call = forward.build_dact, forward.call_dact
+    else:
+        module = forward if isinstance(case, forward.Case) else cases
+        build, call = module.build, module.call
+    built = build(case)
     with simulated_engine("adversarial", **unchecked):
-        module.call(built)
+        call(built)
 
 
 @pytest.mark.parametrize("values", test_gpu_runtime.BAD_OFFSETS.values(), ids=test_gpu_runtime.BAD_OFFSETS.keys())

@@ -42,16 +42,20 @@ __device__ __forceinline__ void zero_tails(Finish const& p, Worker worker) {
   }
 }
 
-// In order, with eight loads in flight.
-__device__ __forceinline__ float sum_slots(float const* slot, int count, int64_t step) {
-  constexpr int kLoads = 8;
-  float total = 0.f;
+__device__ __forceinline__ void add(float& sum, float x) { sum += x; }
+__device__ __forceinline__ void add(float2& sum, float2 x) { sum.x += x.x, sum.y += x.y; }
+
+// In order, with kLoads loads in flight: more than two floats each, and the compiler has fewer.
+template <int kLoads, class T>
+__device__ __forceinline__ T sum_slots(T const* slot, int count, int64_t step) {
+  T total{};
+#pragma unroll 1
   for (; count > 0; count -= kLoads, slot += kLoads * step) {
-    float v[kLoads];
+    T v[kLoads];
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) v[i] = i < count ? slot[i * step] : 0.f;
+    for (int i = 0; i < kLoads; ++i) v[i] = i < count ? slot[i * step] : T{};
 #pragma unroll
-    for (float part : v) total += part;
+    for (T const& part : v) add(total, part);
   }
   return total;
 }
@@ -60,7 +64,7 @@ __device__ __forceinline__ void sum_dprob(Finish const& p, Worker worker) {
   int const rows = p.experts.rows(), m = p.experts.m;
   for (int row = worker.index; row < m; row += worker.count) {
     auto sum = [&](int first, int last) {
-      return sum_slots(p.dprob_slots + int64_t(first) * m + row, row < rows ? last - first : 0, m);
+      return sum_slots<8>(p.dprob_slots + int64_t(first) * m + row, row < rows ? last - first : 0, m);
     };
     if (p.documented_dprob) {
       for (int slot = 0; slot < p.documented_slots; ++slot) {
@@ -79,28 +83,29 @@ __device__ __forceinline__ void sum_documented_dbias(Finish const& p, Worker wor
   int64_t const columns = p.d_columns, used = p.experts.rows() / kDbiasSlotRows * columns;
   for (int64_t i = worker.index; i < p.experts.m / kDbiasSlotRows * columns; i += worker.count) {
     float const* slot = p.dbias_slots + i / columns * kParts * columns + i % columns;
-    p.documented_dbias[i] = uint16_t(encode_bf16(sum_slots(slot, i < used ? kParts : 0, columns)));
+    p.documented_dbias[i] = uint16_t(encode_bf16(sum_slots<kParts>(slot, i < used ? kParts : 0, columns)));
   }
 }
 
-// A block takes kBiasColumns of an expert, a column a thread: warp w sums the slots w, w + kWarps, ...; then the warps'
-// sums are added in order.
-inline constexpr int kWarps = kFinishThreads / 32, kBiasColumns = 32;
+// A block takes kBiasColumns of an expert, two a thread: warp w sums the slots w, w + kWarps, ...; then the warps' sums
+// are added in order.
+inline constexpr int kWarps = kFinishThreads / 32, kBiasColumns = 2 * 32;
 __device__ __forceinline__ void sum_dbias(Finish const& p, int block) {
-  __shared__ float partial[kWarps][kBiasColumns];
+  __shared__ float2 partial[kWarps][kBiasColumns / 2];
   int const blocks_of_expert = int(ceil_div<int64_t>(p.d_columns, kBiasColumns));
-  int const expert = block / blocks_of_expert, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  int const column = block % blocks_of_expert * kBiasColumns + lane;
+  int const expert = block / blocks_of_expert, first_column = block % blocks_of_expert * kBiasColumns;
+  int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int const first = p.experts.start(expert) / kSlotRows + warp, last = p.experts.end(expert) / kSlotRows;
-  bool const inside = column < p.d_columns;
-  float const* slot = p.dbias_slots + first * p.d_columns + column;
-  partial[warp][lane] = sum_slots(slot, inside ? ceil_div(last - first, kWarps) : 0, kWarps * p.d_columns);
+  int const count = first_column + lane * 2 < p.d_columns ? ceil_div(last - first, kWarps) : 0;
+  float const* slot = p.dbias_slots + first * p.d_columns + first_column;
+  partial[warp][lane] = sum_slots<8>(reinterpret_cast<float2 const*>(slot) + lane, count, kWarps * p.d_columns / 2);
   __syncthreads();
-  if (warp != 0 || !inside) return;
-  float total = partial[0][lane];
+  int const column = threadIdx.x;
+  if (column >= kBiasColumns || first_column + column >= p.d_columns) return;
+  float total = 0.f;
 #pragma unroll
-  for (int i = 1; i < kWarps; ++i) total += partial[i][lane];
-  uint16_t& out = p.dbias[expert * p.d_columns + column];
+  for (auto const& part : partial) total += reinterpret_cast<float const*>(part)[column];
+  uint16_t& out = p.dbias[expert * p.d_columns + first_column + column];
   out = uint16_t(encode_bf16((p.is_new ? 0.f : decode_bf16(out)) + total));
 }
 
