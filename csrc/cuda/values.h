@@ -6,21 +6,25 @@
 
 namespace cudnn_grouped::cuda {
 
-// Two neighbouring values of a C, D or GEMM value of any dtype; the kernel does not write to what is loaded so.
+// Two neighbouring values: FP8; of 16 bits.
+CG_DEVICE float2 decode_fp8(DType dtype, uint32_t pair) {
+  return dtype == DType::float8_e4m3fn ? ptx::unpack_e4m3(uint16_t(pair)) : ptx::unpack_e5m2(uint16_t(pair));
+}
+CG_DEVICE float2 decode_half(DType dtype, uint32_t pair) {
+  if (dtype == DType::bfloat16) return {ptx::low_bf16(pair), ptx::high_bf16(pair)};
+  return ptx::unpack_fp16(pair);
+}
+
+// Of a C, D or GEMM value of any dtype; the kernel does not write to what is loaded so.
 CG_DEVICE float2 load_pair(DType dtype, void const* base, int64_t at) {
   switch (dtype) {
     case DType::float32:
       return __ldg(reinterpret_cast<float2 const*>(static_cast<float const*>(base) + at));
     case DType::float8_e4m3fn:
-    case DType::float8_e5m2: {
-      uint16_t const pair = __ldg(reinterpret_cast<uint16_t const*>(static_cast<uint8_t const*>(base) + at));
-      return dtype == DType::float8_e4m3fn ? ptx::unpack_e4m3(pair) : ptx::unpack_e5m2(pair);
-    }
-    default: {
-      uint32_t const pair = __ldg(reinterpret_cast<uint32_t const*>(static_cast<uint16_t const*>(base) + at));
-      if (dtype == DType::bfloat16) return {ptx::low_bf16(pair), ptx::high_bf16(pair)};
-      return ptx::unpack_fp16(pair);
-    }
+    case DType::float8_e5m2:
+      return decode_fp8(dtype, __ldg(reinterpret_cast<uint16_t const*>(static_cast<uint8_t const*>(base) + at)));
+    default:
+      return decode_half(dtype, __ldg(reinterpret_cast<uint32_t const*>(static_cast<uint16_t const*>(base) + at)));
   }
 }
 
@@ -78,21 +82,24 @@ CG_DEVICE void decode_quads(DType dtype, uint4 const (&quads)[kCount], float (&v
       v[i][0] = first.x, v[i][1] = first.y, v[i][2] = second.x, v[i][3] = second.y;
     }
   };
-  auto const bf16 = [](uint32_t pair) { return float2{ptx::low_bf16(pair), ptx::high_bf16(pair)}; };
-  switch (dtype) {
+  auto const fp8 = [&](DType one) {
+    decode([&](uint4 q) { return decode_fp8(one, q.x); }, [&](uint4 q) { return decode_fp8(one, q.x >> 16); });
+  };
+  auto const half = [&](DType one) {
+    decode([&](uint4 q) { return decode_half(one, q.x); }, [&](uint4 q) { return decode_half(one, q.y); });
+  };
+  switch (dtype) {  // once, not for each pair
     case DType::float32:
       return decode([](uint4 q) { return float2{__uint_as_float(q.x), __uint_as_float(q.y)}; },
                     [](uint4 q) { return float2{__uint_as_float(q.z), __uint_as_float(q.w)}; });
     case DType::float8_e4m3fn:
-      return decode([](uint4 q) { return ptx::unpack_e4m3(uint16_t(q.x)); },
-                    [](uint4 q) { return ptx::unpack_e4m3(uint16_t(q.x >> 16)); });
+      return fp8(DType::float8_e4m3fn);
     case DType::float8_e5m2:
-      return decode([](uint4 q) { return ptx::unpack_e5m2(uint16_t(q.x)); },
-                    [](uint4 q) { return ptx::unpack_e5m2(uint16_t(q.x >> 16)); });
+      return fp8(DType::float8_e5m2);
     case DType::bfloat16:
-      return decode([&](uint4 q) { return bf16(q.x); }, [&](uint4 q) { return bf16(q.y); });
+      return half(DType::bfloat16);
     default:
-      return decode([](uint4 q) { return ptx::unpack_fp16(q.x); }, [](uint4 q) { return ptx::unpack_fp16(q.y); });
+      return half(DType::float16);
   }
 }
 

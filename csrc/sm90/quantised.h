@@ -18,6 +18,19 @@ struct Block {
 // A warp's rows of D overwrite its own rows of C: the row form, then the column form.
 inline constexpr int kWarpBoxBytes = kBoxBytes / 4, kFormBytes = kWarpBoxBytes / 2;
 
+// Four floats, or eight values of BF16, in shared memory.
+CG_DEVICE void load_floats(uint32_t from, float (&v)[8], int first) {
+  uint4 const word = ptx::load_shared_16(from);
+  v[first] = __uint_as_float(word.x), v[first + 1] = __uint_as_float(word.y);
+  v[first + 2] = __uint_as_float(word.z), v[first + 3] = __uint_as_float(word.w);
+}
+CG_DEVICE void load_bf16(uint32_t from, float (&v)[8]) {
+  uint4 const pairs = ptx::load_shared_16(from);
+  v[0] = ptx::low_bf16(pairs.x), v[1] = ptx::high_bf16(pairs.x), v[2] = ptx::low_bf16(pairs.y);
+  v[3] = ptx::high_bf16(pairs.y), v[4] = ptx::low_bf16(pairs.z), v[5] = ptx::high_bf16(pairs.z);
+  v[6] = ptx::low_bf16(pairs.w), v[7] = ptx::high_bf16(pairs.w);
+}
+
 // Quantises the warp's 32 rows, columns of D from `column` on, and writes both forms to shared memory:
 // rows of kUnits * 32 bytes, the row form at `out`, the column form kFormBytes behind.
 template <int kUnits, bool kE4M3>
@@ -75,9 +88,7 @@ CG_DEVICE void quantise_block(Params const& p, cuda::ScalePlaces const& places, 
   for (int u = 0; u < kUnits; ++u) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      uint4 const v = ptx::load_shared_16(out + (u * kUnit + q * 8 + half * 4) * 4);
-      of_column[u][half * 4] = __uint_as_float(v.x), of_column[u][half * 4 + 1] = __uint_as_float(v.y);
-      of_column[u][half * 4 + 2] = __uint_as_float(v.z), of_column[u][half * 4 + 3] = __uint_as_float(v.w);
+      load_floats(out + (u * kUnit + q * 8 + half * 4) * 4, of_column[u], half * 4);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i)
@@ -174,10 +185,7 @@ struct Quantised {
               for (int w = 0; w < kWidth; ++w) {
                 if constexpr (kStagedC) {
                   uint32_t const unit = ((g * kWidth + w) * 4 + q) ^ (r % 8);
-                  uint4 const v = ptx::load_shared_16(out + (i * 8 + r) * kSwizzledRow + (unit << 4));
-                  c[w][0] = ptx::low_bf16(v.x), c[w][1] = ptx::high_bf16(v.x), c[w][2] = ptx::low_bf16(v.y);
-                  c[w][3] = ptx::high_bf16(v.y), c[w][4] = ptx::low_bf16(v.z), c[w][5] = ptx::high_bf16(v.z);
-                  c[w][6] = ptx::low_bf16(v.w), c[w][7] = ptx::high_bf16(v.w);
+                  load_bf16(out + (i * 8 + r) * kSwizzledRow + (unit << 4), c[w]);
                 } else {
 #pragma unroll
                   for (int e = 0; e < 8; e += 2) {

@@ -150,12 +150,7 @@ struct QuantisedWide : Quantised<StepT, true, true, kExtras> {
               float const prob = inside ? notes.prob(i, lane) : 0.f;
               float c[kWidth][8], second[8];
 #pragma unroll
-              for (int w = 0; w < kWidth; ++w) {
-                uint4 const v = ptx::load_shared_16(place_of_c(out, i, u * kWidth + w, lane));
-                c[w][0] = ptx::low_bf16(v.x), c[w][1] = ptx::high_bf16(v.x), c[w][2] = ptx::low_bf16(v.y);
-                c[w][3] = ptx::high_bf16(v.y), c[w][4] = ptx::low_bf16(v.z), c[w][5] = ptx::high_bf16(v.z);
-                c[w][6] = ptx::low_bf16(v.w), c[w][7] = ptx::high_bf16(v.w);
-              }
+              for (int w = 0; w < kWidth; ++w) load_bf16(place_of_c(out, i, u * kWidth + w, lane), c[w]);
 #pragma unroll
               for (int v = 0; v < 8; ++v) {
                 float const in[1] = {acc.at(i / 2, i % 2, (chunk * Step::kAccUnits + u) * 4 + v / 2, v % 2)};
@@ -178,11 +173,7 @@ struct QuantisedWide : Quantised<StepT, true, true, kExtras> {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
 #pragma unroll
-              for (int w = 0; w < 2; ++w) {
-                uint4 const v = ptx::load_shared_16(place_of_c(out, i, w, lane));
-                d.value[i][4 * w] = __uint_as_float(v.x), d.value[i][4 * w + 1] = __uint_as_float(v.y);
-                d.value[i][4 * w + 2] = __uint_as_float(v.z), d.value[i][4 * w + 3] = __uint_as_float(v.w);
-              }
+              for (int w = 0; w < 2; ++w) load_floats(place_of_c(out, i, w, lane), d.value[i], 4 * w);
             }
           }
           if (u == 1) {
