@@ -1,9 +1,12 @@
 // Memory bound: a warp has 32 rows of 64 columns, and loads kLoads x kRows rows at once: a thread, four columns.
 #include "dact.h"
 
+#include <type_traits>
+
 #include "activations.h"
 #include "launch.h"
 #include "outputs.h"
+#include "scatter.h"
 #include "steps.h"
 #include "values.h"
 
@@ -24,10 +27,12 @@ struct Dact {
   float *dprob, *dbias;
 };
 
-template <class Activation>
+// kBF16: of the value and of C.
+template <class Activation, bool kBF16>
 __global__ void __launch_bounds__(32 * kWarps)
     dact_kernel(__grid_constant__ Dact const p, __grid_constant__ Activation const activation) {
   constexpr int kWidth = Activation::kWidth;
+  using Quad = std::conditional_t<kBF16, uint2, uint4>;
   int const chunks = ceil_div(p.n, kDactColumns), chunk = blockIdx.x % chunks, lane = threadIdx.x % 32;
   int const first = (blockIdx.x / chunks * kWarps + threadIdx.x / 32) * kSlotRows;
   if (first >= p.experts.rows()) return;
@@ -41,7 +46,7 @@ __global__ void __launch_bounds__(32 * kWarps)
     int64_t const first_row = first + r;
     float value[kLoads][4], c[kWidth][kLoads][4], prob[kLoads];
     if (inside) {
-      uint4 values[kLoads], cs[kWidth][kLoads];
+      Quad values[kLoads], cs[kWidth][kLoads];
       load_quads(p.value_dtype, p.value, first_row * p.n + n, kRows * p.n, values);
 #pragma unroll
       for (int w = 0; w < kWidth; ++w) {
@@ -54,10 +59,10 @@ __global__ void __launch_bounds__(32 * kWarps)
 #pragma unroll
       for (int w = 0; w < kWidth; ++w) decode_quads(p.c_dtype, cs[w], c[w]);
     }
+    float term[kLoads] = {};
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       int64_t const row = first_row + i * kRows;
-      float term = 0.f;
       if (inside) {
         float d[kWidth][4];
 #pragma unroll
@@ -69,15 +74,16 @@ __global__ void __launch_bounds__(32 * kWarps)
           auto const gradient = activation.backward(value[i][e] + 0.f, x, prob[i]);
 #pragma unroll
           for (int w = 0; w < kWidth; ++w) d[w][e] = gradient.x[w], sum[w][e] += gradient.x[w];
-          term += gradient.prob_term;
+          term[i] += gradient.prob_term;
         }
 #pragma unroll
         for (int w = 0; w < kWidth && p.d; ++w) store_quad(p.d_dtype, p.d, row * columns + column + w * kUnit, d[w]);
       }
-#pragma unroll
-      for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) term += __shfl_xor_sync(~0u, term, lanes);
-      if (lane % kLanes == 0) p.dprob[int64_t(chunk) * p.experts.m + row] = term;
     }
+    scatter<kLanes / 2, 1>(term, lane, Sum{});
+    constexpr int kShared = kLanes / kLoads;  // lanes with the same row's sum
+    if (lane % kShared == 0)
+      p.dprob[int64_t(chunk) * p.experts.m + first_row + lane % kLanes / kShared * kRows] = term[0];
   }
   if (!p.dbias) return;
   float* const slot = p.dbias + first / kSlotRows * columns + column;
@@ -103,7 +109,10 @@ void dact(GroupedGemm const& problem, float* dprob_slots, float* dbias_slots, cu
   p.dprob = dprob_slots, p.dbias = dbias_slots;
   int64_t const blocks = problem.m / (kSlotRows * kWarps) * ceil_div<int64_t>(problem.n, kDactColumns);
   visit_activation(problem, [&](auto activation) {
-    launch(dact_kernel<decltype(activation)>, unsigned(blocks), 32 * kWarps, 0, stream, p, activation);
+    using Activation = decltype(activation);
+    bool const bf16 = p.value_dtype == DType::bfloat16 && p.c_dtype == DType::bfloat16;
+    auto const kernel = bf16 ? dact_kernel<Activation, true> : dact_kernel<Activation, false>;
+    launch(kernel, unsigned(blocks), 32 * kWarps, 0, stream, p, activation);
   });
 }
 
