@@ -27,9 +27,10 @@ struct Dact {
   float *dprob, *dbias;
 };
 
-// kBF16: of the value and of C.
+// kBF16: of the value and of C. With one column of C, the compiler would spill on compute capability 10 to fit in more
+// blocks than seven.
 template <class Activation, bool kBF16>
-__global__ void __launch_bounds__(32 * kWarps)
+__global__ void __launch_bounds__(32 * kWarps, Activation::kWidth == 1 && kBF16 ? 7 : 0)
     dact_kernel(__grid_constant__ Dact const p, __grid_constant__ Activation const activation) {
   constexpr int kWidth = Activation::kWidth;
   using Quad = std::conditional_t<kBF16, uint2, uint4>;
