@@ -115,8 +115,8 @@ template <int kCount>
 CG_DEVICE void decode_quads(DType, uint2 const (&quads)[kCount], float (&v)[kCount][4]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    v[i][0] = ptx::low_bf16(quads[i].x), v[i][1] = ptx::high_bf16(quads[i].x);
-    v[i][2] = ptx::low_bf16(quads[i].y), v[i][3] = ptx::high_bf16(quads[i].y);
+    float2 const first = decode_half(DType::bfloat16, quads[i].x), second = decode_half(DType::bfloat16, quads[i].y);
+    v[i][0] = first.x, v[i][1] = first.y, v[i][2] = second.x, v[i][3] = second.y;
   }
 }
 
